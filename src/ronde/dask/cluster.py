@@ -4,13 +4,16 @@ Dask cannot interrupt a running task. Such a task ends when its agent does, and 
 
 Dask would run the task of a lost worker again. This cluster learns of the loss from the scheduler and cancels the task,
 because the driver decides what follows.
+
+What this cluster cancels it reports itself, at once: the callbacks of a client may never run once the client is closed,
+and one that asks a closed client for something may wait for ever, and with it all later ones of the process.
 """
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distributed import Client, Future
@@ -23,6 +26,7 @@ from ronde.launch.driver.task import run_task
 __all__ = ["DaskCluster"]
 
 WORKERS_TOPIC = "all"  # the scheduler's topic for workers that come and go
+EXCEPTION_S = 5  # for a client to tell the exception of a task
 
 
 class DaskCluster:
@@ -44,9 +48,9 @@ class DaskCluster:
         self._given = client
         self._requires_encryption = requires_encryption
         self._own: Client | None = None
+        self._requests = threading.Lock()  # a request and a cancellation do not overlap
         self._lock = threading.Lock()
         self._running: dict[str, tuple[int, Future, SlotEvents]] = {}  # by the key of the Dask task
-        self._lost: dict[str, str] = {}  # why the tasks of lost workers have ended, by key
 
     def capacity(self) -> Capacity:
         """Return the threads of all workers, and those that run no task."""
@@ -54,39 +58,39 @@ class DaskCluster:
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
         """Submit a Dask task for each ticket. Those beyond the free threads wait until Dask finds a worker."""
-        try:
-            client = self._connect()
-            free = self._free_threads()
-        except OSError as error:
-            raise UsageError(f"the Dask scheduler does not answer: {error}") from None
-        for index, ticket in enumerate(tickets):
-            key = f"ronde-{ticket.slot}-{uuid.uuid4().hex}"
-            place = {"workers": [free[index]]} if index < len(free) else {}
-            future = client.submit(run_task, ticket, 0, key=key, pure=False, retries=0, **place)
-            with self._lock:
-                self._running[key] = ticket.slot, future, events
-            future.add_done_callback(self._ended)
+        with self._requests:
+            try:
+                client = self._connect()
+                free = self._free_threads()
+            except OSError as error:
+                raise UsageError(f"the Dask scheduler does not answer: {error}") from None
+            for index, ticket in enumerate(tickets):
+                key = f"ronde-{ticket.slot}-{uuid.uuid4().hex}"
+                place = {"workers": [free[index]]} if index < len(free) else {}
+                future = client.submit(run_task, ticket, 0, key=key, pure=False, retries=0, **place)
+                with self._lock:
+                    self._running[key] = ticket.slot, future, events
+                future.add_done_callback(self._ended)
 
     def cancel(self, reason: str) -> None:
         """Withdraw all tasks, and close the connection to the scheduler."""
-        with self._lock:
+        with self._requests:
             client, self._own = self._own, None
-            futures = [future for _, future, _ in self._running.values()]
-        if client:
-            client.cancel(futures)
-            client.unsubscribe_topic(WORKERS_TOPIC)
-            client.close()
+            futures = self._end_tasks(None, f"the Dask task was cancelled: {reason}")
+            if client:
+                client.cancel(futures)
+                client.unsubscribe_topic(WORKERS_TOPIC)
+                client.close()
 
     def _connect(self) -> Client:
-        with self._lock:
-            if self._own is None:
-                if self._given.scheduler is None:
-                    raise UsageError("the Dask client is closed, or not yet connected: give an open one")
-                address, security = self._given.scheduler.address, self._given.security
-                _check_encryption(address, self._requires_encryption)
-                self._own = Client(address, security=security, set_as_default=False, name="ronde")
-                self._own.subscribe_topic(WORKERS_TOPIC, self._note_lost_worker)
-            return self._own
+        if self._own is None:
+            if self._given.scheduler is None:
+                raise UsageError("the Dask client is closed, or not yet connected: give an open one")
+            address, security = self._given.scheduler.address, self._given.security
+            _check_encryption(address, self._requires_encryption)
+            self._own = Client(address, security=security, set_as_default=False, name="ronde")
+            self._own.subscribe_topic(WORKERS_TOPIC, self._note_lost_worker)
+        return self._own
 
     def _free_threads(self) -> list[str]:
         """Return the address of a worker once for each of its threads that runs no task."""
@@ -99,24 +103,39 @@ class DaskCluster:
         message = event[1]
         if message.get("action") != "remove-worker":
             return
-        with self._lock:
-            keys = [key for key in message["processing-tasks"] if key in self._running]
-            futures = [self._running[key][1] for key in keys]
-            self._lost.update(dict.fromkeys(keys, f"the Dask worker {message['worker']} was lost"))
-            client = self._own
+        futures = self._end_tasks(
+            message["processing-tasks"], f"the Dask worker {message['worker']} was lost"
+        )
+        client = self._own
         if client and futures:
             await client.cancel(futures)
 
     def _ended(self, future: Future) -> None:
+        """Report the end of a task, unless this cluster has cancelled it. Runs in a thread of Dask's."""
+        if future.key in self._running:
+            self._end_tasks([future.key], _reason(future))
+
+    def _end_tasks(self, keys: Iterable[str] | None, reason: str) -> list[Future]:
+        """Report that these tasks have ended, None for all; return the futures of those that ran until now."""
         with self._lock:
-            slot, _, events = self._running.pop(future.key)
-            reason = self._lost.pop(future.key, "the Dask task was cancelled, or the scheduler is gone")
-        if future.status == "finished":
-            reason = ""
-        elif future.status == "error":
-            error = future.exception()
-            reason = f"{type(error).__name__}: {error}"
-        events.slot_ended(slot, reason)
+            running = list(self._running) if keys is None else [key for key in keys if key in self._running]
+            ended = [self._running.pop(key) for key in running]
+        for slot, _, events in ended:
+            events.slot_ended(slot, reason)
+        return [future for _, future, _ in ended]
+
+
+def _reason(future: Future) -> str:
+    """Return why a task has ended, empty if it has returned."""
+    if future.status == "finished":
+        return ""
+    if future.status != "error":
+        return "the Dask task was cancelled, or the scheduler is gone"
+    try:
+        error = future.exception(timeout=EXCEPTION_S)
+    except Exception as problem:  # the client is closed meanwhile
+        return f"the Dask task failed, and its exception is not known: {type(problem).__name__}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _check_encryption(address: str, is_required: bool) -> None:

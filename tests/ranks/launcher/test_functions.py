@@ -134,6 +134,20 @@ def test_too_few_slots_are_an_error_with_numbers() -> None:
         run_function(LateCluster(1), sizes, (1,), {}, options)
 
 
+class CancellingCluster(LocalCluster):
+    """A platform that has no room for the second task, and is told to end the first one, which still runs."""
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        super().request(tickets[:1], events)
+        threading.Timer(1, events.slot_ended, (0, "cancelled by its user")).start()
+
+
+def test_a_task_that_is_cancelled_before_the_job_has_begun_ends_it() -> None:
+    options = RunOptions(2, stdout=io.StringIO(), stderr=io.StringIO())
+    with pytest.raises(WorkerError, match="task 0: cancelled by its user"):
+        run_function(CancellingCluster(1), sizes, (1,), {}, options)
+
+
 def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:
     with pytest.raises(UsageError, match="cannot be sent to workers"):
         run(sizes, threading.Lock())

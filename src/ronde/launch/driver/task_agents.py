@@ -225,7 +225,16 @@ class TaskAgents:
             agent.kill(reason)
         elif reason:
             late_ns = time.monotonic_ns() + LATE_NS
-            self._driver.loop.set_timer((agent.id, slot), late_ns, lambda: agent.kill(reason))
+            self._driver.loop.set_timer(
+                (agent.id, slot), late_ns, lambda: self._give_task_up(agent, slot, reason)
+            )
+
+    def _give_task_up(self, agent: AgentProcess, slot: int, reason: str) -> None:
+        if self._is_fixed:
+            self._step_registry(
+                TaskFailed(slot, reason)
+            )  # before the job has begun, no other task would come
+        agent.kill(reason)
 
     def _lose_all(self, reason: str) -> None:
         def give_up() -> None:
