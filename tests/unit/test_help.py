@@ -15,9 +15,9 @@ from ronde.help_texts import complete_help
 
 # Public methods that only other parts of Ronde call.
 INTERNAL = {
-    "Communicator.check_adasum", "Communicator.distrust", "Communicator.has_failed", "Communicator.leave_stalls",
-    "Communicator.watch_stalls", "ProcessSet.mark_added", "ProcessSet.mark_removed",
-    "ProcessSet.place_of",
+    "Communicator.check_adasum", "Communicator.connecting_by", "Communicator.distrust",
+    "Communicator.has_failed", "Communicator.leave_stalls", "Communicator.watch_stalls",
+    "ProcessSet.mark_added", "ProcessSet.mark_removed", "ProcessSet.place_of",
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class Communicator:
         self,
         native: _native.Communicator,
         topology: Topology,
-        connect: Callable[[Communicator, list[int], int, bool], Communicator],
+        connect: Callable[[Communicator, list[int], int, bool, int | None], Communicator],
         label: str,
         names: Sequence[int],
     ) -> None:
@@ -69,6 +69,9 @@ class Communicator:
         self._connect = connect
         self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._splits_made = 0  # the number of splits, the same on all ranks
+        self._deadline_ns: int | None = (
+            None  # for the connections of new communicators; None: the start timeout
+        )
         self._allreduce = native.allreduce
         _alive.add(self)
 
@@ -345,6 +348,15 @@ class Communicator:
         self._splits_made += 1
         return self._child(list(range(self.size)), is_twin=True)
 
+    @contextmanager
+    def connecting_by(self, deadline_ns: int) -> Iterator[None]:
+        """Connect the communicators that the block makes of this one by this time of the monotonic clock."""
+        self._deadline_ns = deadline_ns
+        try:
+            yield
+        finally:
+            self._deadline_ns = None
+
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
         """Return a NumPy array of zeros in symmetric memory, which all ranks of the host share.
 
@@ -404,7 +416,7 @@ class Communicator:
     # Private
 
     def _child(self, ranks: list[int], is_twin: bool = False) -> Communicator:
-        child = self._connect(self, ranks, self._splits_made, is_twin)
+        child = self._connect(self, ranks, self._splits_made, is_twin, self._deadline_ns)
         self._children.add(child)
         return child
 

@@ -76,15 +76,17 @@ class CommunicatorFactory:
         twin: _native.Communicator | None,
         label: str,
         names: Sequence[int],
+        deadline_ns: int | None = None,
     ) -> Communicator:
         """Return a communicator of some ranks of another, which they make together.
 
         `topology`: of its ranks. `purpose`: its name, the same on all ranks, used once. `twin`: a communicator of the
         same ranks, whose symmetric memory it shares. `label`: its name in messages. `names`: by rank, its rank in the
-        world.
+        world. `deadline_ns`: of the monotonic clock; None: after the start timeout.
         """
         assert self.connections is not None
-        deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
+        if deadline_ns is None:
+            deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
         watch = _join_watch(self.connections, purpose, topology, names)
         try:
             wiring = wire_again(
@@ -152,7 +154,9 @@ class _Splitter:
         self._factory = factory
         self._purpose = purpose
 
-    def __call__(self, parent: Communicator, ranks: list[int], number: int, is_twin: bool) -> Communicator:
+    def __call__(
+        self, parent: Communicator, ranks: list[int], number: int, is_twin: bool, deadline_ns: int | None
+    ) -> Communicator:
         # Groups of one split have the same number; their ranks distinguish them.
         purpose = f"{self._purpose} / {number} of {','.join(map(str, ranks))}"
         twin = parent.native if is_twin else None
@@ -160,8 +164,8 @@ class _Splitter:
         label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
         if not is_twin:
             label += f" ({ranks_text(names)})"
-        topology = parent.topology.of_ranks(ranks)
-        return self._factory.make_child(topology, exchange_among(parent, ranks), purpose, twin, label, names)
+        topology, exchange = parent.topology.of_ranks(ranks), exchange_among(parent, ranks)
+        return self._factory.make_child(topology, exchange, purpose, twin, label, names, deadline_ns)
 
 
 def _join_watch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from ronde._native import Handle
 from ronde.comm import world as comm
 from ronde.comm.affinity import core_of
 from ronde.comm.arrays import ResultT
+from ronde.comm.communicator import Communicator
 from ronde.engine.engine import Engine
 from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.engine.timeline import Timeline
@@ -107,21 +109,30 @@ def _init(
         raise UsageError(f'process_sets must be a list of process sets, or "dynamic", not {process_sets!r}')
     if comm.has_joined():
         return
+    began_ns = time.monotonic_ns()
     comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
     wanted = settings.resolve(settings.environment(), **overrides)
     world = comm.world()
+    sets = () if process_sets is None or isinstance(process_sets, str) else process_sets
     try:
-        core = core_of(wanted.thread_affinity, world.local_rank, world.local_size)
-        _process.timeline = Timeline(world.rank, world.size, world.hosts[world.rank])
-        _process.engine = Engine(world.duplicate(), wanted, core, _process.timeline)
-        _process.timeline.start_as_set(wanted)
-        _process.sets = ProcessSets(world, _process.engine, wanted, core)
-        global_process_set.mark_added(0, list(range(world.size)), world.rank, _process.engine)
-        for each in () if process_sets is None or isinstance(process_sets, str) else process_sets:
-            add_process_set(each)
+        with world.connecting_by(began_ns + wanted.start_timeout_ns):
+            _start_engines(world, wanted, sets)
     except BaseException:
         shutdown()
         raise
+
+
+def _start_engines(
+    world: Communicator, wanted: settings.Settings, sets: Iterable[ProcessSet | Sequence[int]]
+) -> None:
+    core = core_of(wanted.thread_affinity, world.local_rank, world.local_size)
+    _process.timeline = Timeline(world.rank, world.size, world.hosts[world.rank])
+    _process.engine = Engine(world.duplicate(), wanted, core, _process.timeline)
+    _process.timeline.start_as_set(wanted)
+    _process.sets = ProcessSets(world, _process.engine, wanted, core)
+    global_process_set.mark_added(0, list(range(world.size)), world.rank, _process.engine)
+    for each in sets:
+        add_process_set(each)
 
 
 def shutdown() -> None:

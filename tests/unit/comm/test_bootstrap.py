@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.comm.bootstrap import Wire, Wiring, exchange_through, wire
+from ronde.comm.bootstrap import Wire, Wiring, exchange_through, wire, wire_again
+from ronde.comm.byte_exchange import exchange_among
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError, TimeoutError
 from ronde.net.stores.memory import MemoryStore
@@ -280,6 +281,32 @@ def test_connections_and_shared_memory_have_one_deadline() -> None:
             return CommunicatorFactory(Settings(), KEY).make_world(1, 2, exchange, "w", deadline_in(SECOND))
         finally:
             is_over.set()
+
+    error = in_threads(2, body)[1]
+    assert isinstance(error, TimeoutError)
+    assert "for shared memory from rank 0" in str(error)
+
+
+def test_communicators_of_the_world_have_its_deadline() -> None:
+    """Rank 0 meets for another communicator, and does not connect it; the limit does not begin again for that."""
+    store = MemoryStore()
+    is_over = threading.Event()
+
+    def body(rank: int) -> object:
+        exchange = exchange_through(store, "w", rank, 2, 60 * SECOND)
+        factory = CommunicatorFactory(Settings(), KEY)
+        world = factory.make_world(rank, 2, exchange, "w", deadline_in(60 * SECOND))
+        try:
+            if rank == 1:
+                with world.connecting_by(deadline_in(SECOND)):
+                    return world.duplicate()
+            meet, until_ns = exchange_among(world, [0, 1]), deadline_in(60 * SECOND)
+            wire_again(world.topology, meet, Settings(), KEY, "w / 1 of 0,1", until_ns, "", lambda: None)
+            is_over.wait()
+            return None
+        finally:
+            is_over.set()
+            world.shutdown()
 
     error = in_threads(2, body)[1]
     assert isinstance(error, TimeoutError)
