@@ -1,4 +1,4 @@
-// The Python binding of the inner loop of k-means. ronde/ml/center_assignment.py is its only caller, and documents it.
+// The Python binding of the inner loop of k-means, for ronde/ml/clustering/center_assignment.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

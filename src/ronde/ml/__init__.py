@@ -17,12 +17,13 @@ from ronde.launch.clusters.engine_package import needs_package
 
 if TYPE_CHECKING:
     from ronde.ml.history import History
+    from ronde.ml.kmeans import KMeans
     from ronde.ml.saving import load
 
-__all__ = ["History", "load"]
+__all__ = ["History", "KMeans", "load"]
 
 # The estimators and where they are. Files of saved estimators may name these classes and no others.
-ESTIMATORS: dict[str, str] = {}
+ESTIMATORS: dict[str, str] = {"KMeans": "ronde.ml.kmeans"}
 
 _LAZY = {
     **ESTIMATORS,

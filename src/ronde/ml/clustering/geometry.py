@@ -1,0 +1,87 @@
+"""The metrics of k-means: how rows become points between which the Euclidean distance counts.
+
+With `cosine` and `haversine` the points lie on the unit sphere. There the nearest center by the straight line is the
+nearest by angle, too. A mean is projected back onto the sphere, which gives the point with the least sum of squared
+distances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics.pairwise import cosine_distances, euclidean_distances, haversine_distances
+
+from ronde.light_dataclasses import dataclass
+
+__all__ = ["GEOMETRIES", "Geometry"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A metric.
+
+    Attributes:
+        points: Makes points of rows.
+        rows: Makes rows of points: centers as the user sees them.
+        distances: The distances between two arrays of rows, as the user sees them.
+        loss_scale: What a squared distance of points counts in the loss.
+        is_spherical: Whether points lie on the unit sphere.
+    """
+
+    points: Callable[[Array], Array]
+    rows: Callable[[Array], Array]
+    distances: Callable[[Array, Array], Array]
+    loss_scale: float
+    is_spherical: bool
+
+    def means(self, sums: Array, weights: Array, otherwise: Array) -> Array:
+        """Return the centers of clusters. `otherwise`: those of clusters without weight, or without a mean."""
+        if self.is_spherical:
+            weights = np.linalg.norm(sums, axis=1)
+        has_mean = weights > 0
+        means = np.array(otherwise)
+        means[has_mean] = sums[has_mean] / weights[has_mean, None]
+        return means
+
+
+def _unchanged(rows: Array) -> Array:
+    return rows
+
+
+def _directions(rows: Array) -> Array:
+    """Return rows divided by their lengths. Raises ValueError for a row of zeros."""
+    lengths = np.linalg.norm(rows, axis=1)
+    if not lengths.all():
+        raise ValueError(
+            f"row {int(np.argmin(lengths))} of {len(rows)} consists of zeros, and the cosine metric needs a direction: "
+            "leave such rows out"
+        )
+    return np.asarray(rows / lengths[:, None], rows.dtype)
+
+
+def _on_the_globe(rows: Array) -> Array:
+    """Return points on the unit sphere for latitudes and longitudes in radians. Raises ValueError for other columns."""
+    if rows.shape[1] != 2:
+        raise ValueError(
+            f"rows have {rows.shape[1]} columns, and the haversine metric needs 2: latitude and longitude in radians"
+        )
+    latitude, longitude = rows.T
+    points = [np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)]
+    return np.stack(points, axis=1)
+
+
+def _coordinates(points: Array) -> Array:
+    x, y, z = points.T
+    return np.stack([np.arctan2(z, np.hypot(x, y)), np.arctan2(y, x)], axis=1)
+
+
+GEOMETRIES = {
+    "euclidean": Geometry(_unchanged, _unchanged, euclidean_distances, 1.0, False),
+    "cosine": Geometry(_directions, _unchanged, cosine_distances, 0.5, True),
+    "haversine": Geometry(_on_the_globe, _coordinates, haversine_distances, 0.25, True),
+}

@@ -1,0 +1,173 @@
+"""The step of k-means (Lloyd's algorithm), for one or several runs from different starts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.comqueue import IterationStep
+from ronde.light_dataclasses import dataclass
+from ronde.ml.clustering.block_points import PointReader
+from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
+from ronde.ml.clustering.empty_clusters import farthest_rows, move_rows
+from ronde.ml.clustering.geometry import GEOMETRIES
+from ronde.ml.clustering.starts import draw_centers
+from ronde.ml.progress import Progress
+
+__all__ = ["LloydStep", "RowLabels", "Runs", "final_centers", "first_state", "tolerance_of"]
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What is asked for.
+
+    Attributes:
+        reader: Makes points of rows.
+        count: The number of centers.
+        start: The first centers, as points; or "k-means||" or "random".
+        number: How many runs.
+        max_iter: How many steps a run has at most.
+        tol: The squared distance, relative to the variance of the points, by which all centers together may still move
+            in the last step.
+        seed: Of the draws.
+    """
+
+    reader: PointReader
+    count: int
+    start: Array | str
+    number: int
+    max_iter: int
+    tol: float
+    seed: int
+
+
+def first_state() -> dict[str, Any]:
+    """Return the state with which the steps of `LloydStep` begin.
+
+    `best_loss` is None with a single run, whose loss nothing depends on; `RowLabels` returns it.
+    """
+    return dict(
+        run=0, steps=0, tolerance=None, centers=None, best=None, best_loss=None, best_steps=0, records=[]
+    )
+
+
+class LloydStep:
+    """Assigns all rows to their nearest centers, and moves the centers to the means of their rows."""
+
+    def __init__(self, runs: Runs, progress: Progress) -> None:
+        self._runs, self._progress = runs, progress
+        self._geometry = GEOMETRIES[runs.reader.metric]
+
+    def __call__(self, c: IterationStep) -> None:
+        runs, state = self._runs, c.state
+        if state.tolerance is None:
+            state.tolerance = tolerance_of(c, runs.reader, runs.tol)
+        if state.centers is None:
+            state.centers, state.steps = self._start(c), 0
+        centers, loss = self._moved(c)
+        moved = float(((centers.astype(np.float64) - state.centers) ** 2).sum())
+        state.centers = centers
+        state.steps += 1
+        record = dict(step=c.step_no, loss=loss, moved=moved, run=state.run + 1)
+        state.records.append(record)
+        ends = moved <= state.tolerance or state.steps == runs.max_iter
+        if ends:
+            self._end_run(c)
+        should_stop = c.task_id == 0 and self._progress(record, lambda: self._attributes(state))
+        c.stop_if(should_stop or (ends and state.run == runs.number))
+
+    def _start(self, c: IterationStep) -> Array:
+        runs = self._runs
+        if isinstance(runs.start, str):
+            return draw_centers(c, runs.reader, runs.count, runs.start, [runs.seed, c.state.run])
+        return runs.start
+
+    def _moved(self, c: IterationStep) -> tuple[Array, float]:
+        """Return the new centers, and the loss with the old ones."""
+        reader, centers = self._runs.reader, c.state.centers
+
+        def sums_of(block: Any) -> dict[str, Any]:
+            points, weights = reader.of_block(block)
+            return sum_nearest(points, centers, weights)
+
+        total = c.sum_blocks(sums_of)
+        sums, loss = total["sums"], float(total["loss"]) * self._geometry.loss_scale
+        if np.isnan(loss):
+            raise ValueError("X contains NaN or infinity: leave such rows out, or replace the values")
+        empty = np.flatnonzero(sums[:, -1] == 0)
+        if len(empty):
+            move_rows(sums, centers, empty, farthest_rows(c, reader, centers, len(empty)))
+        return self._geometry.means(sums[:, :-1], sums[:, -1], centers), loss
+
+    def _end_run(self, c: IterationStep) -> None:
+        """Keep the centers of this run if they are the best so far, and let the next step start another run."""
+        state = c.state
+        loss = None
+        if self._runs.number > 1:
+            loss = c.sum_blocks(lambda block: _loss(self._runs.reader, state.centers, block))
+        if state.best is None or loss < state.best_loss:
+            state.best, state.best_loss, state.best_steps = state.centers, loss, state.steps
+        state.run += 1
+        state.centers = None
+
+    def _attributes(self, state: SimpleNamespace) -> dict[str, Any]:
+        """Return what the estimator would have as attributes if the fit ended with this state."""
+        return {"cluster_centers_": self._geometry.rows(final_centers(state))}
+
+
+def tolerance_of(c: IterationStep, reader: PointReader, tol: float) -> float:
+    """Return `tol` times the mean variance of the points' coordinates. All tasks call it."""
+    if tol == 0:
+        return 0.0
+    first = c.broadcast(reader.points(next(iter(c.blocks)).X[:1]) if c.task_id == 0 else None)
+
+    def moments(block: Any) -> dict[str, Any]:
+        points, weights = reader.of_block(block)
+        offsets = points.astype(np.float64) - first
+        weighted = offsets if weights is None else offsets * weights[:, None]
+        weight = len(points) if weights is None else float(weights.sum())
+        return {
+            "sum": weighted.sum(axis=0),
+            "squares": (weighted * offsets).sum(axis=0),
+            "weight": float(weight),
+        }
+
+    total = c.sum_blocks(moments)
+    means = total["sum"] / total["weight"]
+    return float(tol * (total["squares"] / total["weight"] - means**2).mean())
+
+
+class RowLabels:
+    """The `finish` of `iterate`: gives the labels of a task's rows, and the loss of all rows."""
+
+    def __init__(self, reader: PointReader) -> None:
+        self._reader = reader
+
+    def __call__(self, c: IterationStep) -> tuple[Array, float]:
+        centers = final_centers(c.state)
+        labels = [np.empty(0, np.int32)]
+
+        def label(block: Any) -> float:
+            points, weights = self._reader.of_block(block)
+            nearest = find_nearest(points, centers, weights)
+            labels.append(nearest.labels)
+            return nearest.loss
+
+        loss = c.sum_blocks(label) * GEOMETRIES[self._reader.metric].loss_scale
+        return np.concatenate(labels), float(loss)
+
+
+def final_centers(state: SimpleNamespace) -> Array:
+    """Return the centers with which the fit ends, also if a callback has ended it in its first run."""
+    centers: Array = state.centers if state.best is None else state.best
+    return centers
+
+
+def _loss(reader: PointReader, centers: Array, block: Any) -> float:
+    points, weights = reader.of_block(block)
+    return find_nearest(points, centers, weights).loss

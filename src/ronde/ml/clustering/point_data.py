@@ -1,0 +1,45 @@
+"""The rows that estimators of k-means get, as data for `iterate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from ronde.comqueue import RowSource
+from ronde.ml.training_data import FLOATS, TrainingData, training_data
+
+__all__ = ["point_data", "rows_in_pieces"]
+
+PIECE = 65536  # rows of a source that are in memory at once
+
+
+def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool = True) -> TrainingData:
+    """Check X and sample_weight as `training_data` does. X may be a `RowSource`, of which the tasks check the rows.
+
+    Raises ValueError and TypeError.
+    """
+    if not isinstance(X, RowSource):
+        return training_data(estimator, X, sample_weight=sample_weight, reset=reset)
+    first = validate_data(estimator, X.load(0, 1), reset=reset, dtype=FLOATS)
+    rows: dict[str, Any] = {"X": X}
+    if sample_weight is not None:
+        stand_in = np.broadcast_to(first, (X.num_rows, first.shape[1]))
+        rows["sample_weight"] = _check_sample_weight(sample_weight, stand_in, ensure_non_negative=True)
+    return TrainingData(rows, X.num_rows, first.shape[1], first.dtype)
+
+
+def rows_in_pieces(data: TrainingData) -> Iterator[NDArray[Any]]:
+    """Yield the rows: an array as a whole, those of a source piece by piece. Raises ValueError for invalid ones."""
+    X = data.rows["X"]
+    if isinstance(X, np.ndarray):
+        yield X
+        return
+    for begin in range(0, data.num_rows, PIECE):
+        rows = np.asarray(X.load(begin, min(begin + PIECE, data.num_rows)), data.dtype)
+        if not np.isfinite(rows).all():
+            raise ValueError(f"X contains NaN or infinity in the {len(rows)} rows from row {begin} on")
+        yield rows

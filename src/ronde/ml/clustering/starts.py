@@ -1,0 +1,85 @@
+"""The first centers of k-means.
+
+`k-means||` (Bahmani et al., "Scalable k-means++", 2012) draws, in a few passes over the rows, candidates that are far
+from those before them, and weights each by the rows nearest to it; k-means++ chooses the centers among the candidates.
+Of few rows all are candidates. Draws go by the numbers of row blocks, so the number of tasks does not matter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.cluster import kmeans_plusplus
+
+from ronde.comqueue import IterationStep
+from ronde.ml.clustering.block_points import PointReader
+from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
+from ronde.ml.clustering.chosen_rows import ChosenRows, Keys, choose_rows, random_keys
+
+__all__ = ["best_candidates", "draw_centers"]
+
+Array = NDArray[Any]
+
+FEW_ROWS = 8192  # all of which are candidates
+PASSES = 2  # over more rows; with more passes the final loss was hardly lower
+CANDIDATES_FOR_A_CENTER = 2  # in each pass
+
+
+def draw_centers(c: IterationStep, reader: PointReader, count: int, init: str, seed: list[int]) -> Array:
+    """Return the first centers, as points. All tasks call it, with the same arguments.
+
+    `init`: "k-means||" or "random". If there are fewer distinct points than centers, some centers are equal.
+    """
+    if init == "random":
+        drawn = choose_rows(c, reader, count, random_keys(seed))
+        return np.resize(drawn.points, (count, drawn.points.shape[1]))
+    points, weights = _candidates(c, reader, count, seed)
+    # Task 0 chooses, because the last bits of products may differ between machines.
+    chosen = best_candidates(points, weights, count, seed) if c.task_id == 0 else None
+    centers: Array = c.broadcast(chosen)
+    return centers
+
+
+def best_candidates(points: Array, weights: Array, count: int, seed: list[int]) -> Array:
+    """Return centers among candidates, by k-means++. Equal candidates count as one, and their order has no effect."""
+    distinct, inverse = np.unique(points, axis=0, return_inverse=True)
+    weights = np.bincount(inverse.reshape(-1), weights)
+    distinct, weights = distinct[weights > 0], weights[weights > 0]
+    if len(distinct) <= count:
+        return np.resize(distinct, (count, points.shape[1]))
+    state = np.random.RandomState(np.random.default_rng(seed).integers(1 << 31))
+    centers: Array = kmeans_plusplus(distinct, count, sample_weight=weights, random_state=state)[0]
+    return np.ascontiguousarray(centers)
+
+
+def _candidates(c: IterationStep, reader: PointReader, count: int, seed: list[int]) -> tuple[Array, Array]:
+    """Return the candidates and their weights."""
+    if c.num_rows <= FEW_ROWS:
+        rows = choose_rows(c, reader, FEW_ROWS, lambda points, weights, block_no: np.zeros(len(points)))
+        return rows.points, rows.weights
+    candidates = choose_rows(c, reader, 1, random_keys([*seed, 0])).points
+    for number in range(1, PASSES + 1):
+        drawn = _draw_far_rows(c, reader, CANDIDATES_FOR_A_CENTER * count, candidates, [*seed, number])
+        candidates = np.concatenate([candidates, drawn.points])
+
+    def weigh(block: Any) -> Array:
+        points, weights = reader.of_block(block)
+        sums: Array = sum_nearest(points, candidates, weights)["sums"]
+        return sums[:, -1]
+
+    return candidates, c.sum_blocks(weigh)
+
+
+def _draw_far_rows(
+    c: IterationStep, reader: PointReader, count: int, candidates: Array, seed: list[int]
+) -> ChosenRows:
+    """Draw rows with probabilities in proportion to weight x squared distance to the nearest candidate."""
+    by_weight: Keys = random_keys(seed)
+
+    def keys(points: Array, weights: Array, block_no: int) -> Array:
+        distances = find_nearest(points, candidates).squared_distances
+        return by_weight(points, weights * distances, block_no)
+
+    return choose_rows(c, reader, count, keys)

@@ -1,0 +1,273 @@
+"""`KMeans`: clusters of rows around k centers."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+
+from ronde.comqueue import iterate
+from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.clustering.block_points import PointReader
+from ronde.ml.clustering.center_assignment import Nearest, find_nearest
+from ronde.ml.clustering.geometry import GEOMETRIES
+from ronde.ml.clustering.lloyd import LloydStep, RowLabels, Runs, final_centers, first_state
+from ronde.ml.clustering.point_data import point_data, rows_in_pieces
+from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.training_data import TrainingData
+
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
+
+__all__ = ["CenterEstimator", "KMeans"]
+
+Array = NDArray[Any]
+
+RUNS_FROM_RANDOM_STARTS = 10  # of n_init="auto", as in scikit-learn
+
+
+class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, DistributedEstimator):
+    """What estimators of k-means have in common: the parameters, and all that needs only the centers.
+
+    Attributes:
+        cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **DistributedEstimator._parameter_constraints,
+        "n_clusters": [Interval(Integral, 1, None, closed="left")],
+        "init": [StrOptions({"k-means||", "random"}), "array-like"],
+        "metric": [StrOptions(set(GEOMETRIES))],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    cluster_centers_: Array
+
+    def fit_predict(self, X: Any, y: object = None, sample_weight: Any = None) -> Array:
+        """Fit, and return the number of the cluster of each row: `labels_`.
+
+        Args:
+            X: As of `fit`.
+            y: Has no effect.
+            sample_weight: As of `fit`.
+        """
+        labels: Array = self.fit(X, sample_weight=sample_weight).labels_
+        return labels
+
+    def predict(self, X: Any) -> Array:
+        """Return the number of the nearest center of each row, as an int32 array of shape (n_samples,).
+
+        Args:
+            X: Rows: an array of shape (n_samples, n_features), or a `RowSource`.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X is invalid.
+        """
+        check_is_fitted(self)
+        data = point_data(self, X, reset=False)
+        return np.concatenate([self._nearest(rows).labels for rows in rows_in_pieces(data)])
+
+    def transform(self, X: Any) -> Array:
+        """Return the distance of each row to each center, an array of shape (n_samples, n_clusters).
+
+        Args:
+            X: As of `predict`.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X is invalid.
+        """
+        check_is_fitted(self)
+        data, distances = point_data(self, X, reset=False), GEOMETRIES[self.metric].distances
+        return np.concatenate([distances(rows, self.cluster_centers_) for rows in rows_in_pieces(data)])
+
+    def score(self, X: Any, y: object = None, sample_weight: Any = None) -> float:
+        """Return the negative of what `inertia_` would be for these rows and the centers of the last fit.
+
+        Args:
+            X: As of `predict`.
+            y: Has no effect.
+            sample_weight: The weight of each row (None: 1 each).
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X or a weight is invalid.
+        """
+        check_is_fitted(self)
+        data = point_data(self, X, sample_weight, reset=False)
+        weights = data.rows.get("sample_weight", np.ones(data.num_rows))
+        distances = [self._nearest(rows).squared_distances for rows in rows_in_pieces(data)]
+        return -float(np.concatenate(distances) @ weights) * GEOMETRIES[self.metric].loss_scale
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.cluster_centers_)
+
+    def _nearest(self, rows: Array) -> Nearest:
+        reader = PointReader(self.metric, rows.dtype)
+        return find_nearest(reader.points(rows), reader.points(self.cluster_centers_))
+
+    def _check_rows(self, data: TrainingData) -> None:
+        """Raise ValueError if there are fewer rows than clusters, or the metric does not take rows in memory."""
+        if data.num_rows < self.n_clusters:
+            raise ValueError(
+                f"n_samples={data.num_rows} should be >= n_clusters={self.n_clusters}: give more rows, or ask for "
+                "fewer clusters"
+            )
+        if isinstance(data.rows["X"], np.ndarray) and self.metric != "euclidean":
+            GEOMETRIES[self.metric].points(data.rows["X"])
+
+    def _start(self, data: TrainingData, reader: PointReader) -> Array | str:
+        """Return the first centers as points, or the name of the way to draw them. Raises ValueError."""
+        if isinstance(self.init, str):
+            return self.init
+        rows = check_array(self.init, dtype=data.dtype, order="C", copy=True, input_name="init")
+        expected = (self.n_clusters, data.num_features)
+        if rows.shape != expected:
+            raise ValueError(
+                f"init has the shape {rows.shape}: expected {expected}, one row for each of the {self.n_clusters} "
+                "clusters"
+            )
+        return reader.points(rows)
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _set_labels(self, labels: Array) -> None:
+        """Set `labels_`, and warn if there are clusters without rows."""
+        self.labels_ = labels
+        found = len(np.unique(labels))
+        if found < self.n_clusters:
+            warnings.warn(
+                f"Number of distinct clusters ({found}) found smaller than n_clusters ({self.n_clusters}). Possibly "
+                "due to duplicate points in X.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+
+class KMeans(CenterEstimator):
+    """Finds k centers such that the squared distances of all rows to their nearest centers are small.
+
+        model = KMeans(n_clusters=16, random_state=0, on="local:2").fit(X)
+        model.labels_, model.cluster_centers_
+
+    It is Lloyd's algorithm, with scikit-learn's interface. Each step reads the rows once, in all tasks. The result has
+    the same bits for any number of tasks and wherever they run, on all processors.
+
+    A cluster that loses all its rows gets the row that is farthest from its center.
+
+    Args:
+        n_clusters: The number of centers (8).
+        init: The first centers: `"k-means||"` draws them far from each other, `"random"` draws rows; or an array of
+            shape (n_clusters, n_features).
+        n_init: How many runs from different starts, of which the best counts (`"auto"`: 10 with `init="random"`, else
+            1).
+        max_iter: How many steps a run has at most (300).
+        tol: A run ends when the squared distance by which its centers move, all together, is at most this times the
+            mean variance of the columns (1e-4).
+        metric: `"euclidean"`; `"cosine"`, one minus the cosine of the angle; or `"haversine"`, the angle between points
+            on the globe, for rows of latitude and longitude in radians. With the latter two, centers are means of
+            directions.
+        verbose: Whether to print a line for each step to standard error (0).
+        random_state: An int for the same result in each fit; or a `numpy.random.RandomState`.
+        on: Where the tasks run, as of `ronde.comqueue.iterate`: `"local:2"`, `"spark:8"` (None: the ranks of this job,
+            or threads of this process).
+
+    Attributes:
+        cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
+        labels_: The number of the center of each row, an int32 array of shape (n_samples,).
+        inertia_: The sum over rows of weight times squared distance to the center; with `"cosine"` of weight times one
+            minus the cosine, with `"haversine"` of weight times the haversine of the angle, which is its half's squared
+            sine.
+        n_iter_: The number of steps of the best run.
+        history_: A record for each step: `step`, `loss` (before the centers moved), `moved` (the squared distance by
+            which the centers moved, all together), `run`.
+        n_features_in_: The number of columns of X.
+        feature_names_in_: Their names, if X is a data frame with texts as names.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **CenterEstimator._parameter_constraints,
+        "n_init": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        init: Literal["k-means||", "random"] | Any = "k-means||",
+        n_init: int | Literal["auto"] = "auto",
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        metric: Literal["euclidean", "cosine", "haversine"] = "euclidean",
+        verbose: int = 0,
+        random_state: int | np.random.RandomState | None = None,
+        on: str | Cluster | None = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.metric = metric
+        self.verbose = verbose
+        self.random_state = random_state
+        self.on = on
+
+    @fitting
+    def fit(self, X: Any, y: object = None, sample_weight: Any = None) -> Self:
+        """Find the centers; return the estimator.
+
+        Args:
+            X: Rows: an array or a data frame of shape (n_samples, n_features), float64 or float32 (others become
+                float64); or a `RowSource`, such as `ronde.comqueue.read("points.parquet")`.
+            y: Has no effect.
+            sample_weight: The weight of each row (None: 1 each).
+
+        Raises:
+            ValueError: There are fewer rows than clusters, or X, a weight or a parameter is invalid.
+            RemoteError: A task failed, or has ended.
+        """
+        data = point_data(self, X, sample_weight)
+        self._check_rows(data)
+        reader = PointReader(self.metric, data.dtype)
+        start = self._start(data, reader)
+        runs = Runs(
+            reader, self.n_clusters, start, self._run_count(start), self.max_iter, self.tol, self._seed()
+        )
+        progress = self._progress(runs.number * self.max_iter, {"X": X})
+        result = iterate(
+            SingleThreadedStep(LloydStep(runs, progress)),
+            data=data.rows,
+            state=first_state(),
+            max_iter=runs.number * self.max_iter,
+            on=place_of(self.on, data.size),
+            finish=RowLabels(reader),
+        )
+        state = result.state
+        self.cluster_centers_ = GEOMETRIES[self.metric].rows(final_centers(state))
+        self.n_iter_ = state.steps if state.best is None else state.best_steps
+        self.inertia_ = result.outputs[0][1]
+        self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
+        self._end_fit(progress, state.records)
+        return self
+
+    def _run_count(self, start: Array | str) -> int:
+        """Return the number of runs. Several from one start would be equal."""
+        if not isinstance(start, str):
+            return 1
+        if self.n_init != "auto":
+            return int(self.n_init)
+        return RUNS_FROM_RANDOM_STARTS if start == "random" else 1

@@ -1,0 +1,287 @@
+"""K-means against scikit-learn, in one thread and in several; processes are in tests/ranks/ml/test_kmeans.py."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+
+from sklearn import cluster as sklearn_cluster
+from sklearn.datasets import load_iris
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics.pairwise import haversine_distances
+
+import ronde.ml
+from ronde.comqueue import AllReduce, IterativeComQueue
+from ronde.errors import RemoteError
+from ronde.ml import KMeans
+from ronde.ml.clustering import starts
+
+Array = NDArray[Any]
+
+
+def some_points(rows: int = 3000, columns: int = 4, dtype: str = "f8") -> Array:
+    random = np.random.default_rng(0)
+    means = random.normal(scale=4, size=(6, columns))
+    return (means[random.integers(6, size=rows)] + random.normal(size=(rows, columns))).astype(dtype)
+
+
+def the_other_model(start: Array, **params: Any) -> Any:
+    return sklearn_cluster.KMeans(len(start), init=start, n_init=1, algorithm="lloyd", **params)
+
+
+# --- The same as scikit-learn's -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f8", 1e-9), ("f4", 1e-4)])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_equals_scikit_learns_from_the_same_start(dtype: str, tolerance: float, is_weighted: bool) -> None:
+    X = some_points(dtype=dtype)
+    weights = np.random.default_rng(1).uniform(size=len(X)) if is_weighted else None
+    model = KMeans(7, init=X[:7], tol=0, on="threads:2").fit(X, sample_weight=weights)
+    other = the_other_model(X[:7], tol=0).fit(X, sample_weight=weights)
+    np.testing.assert_allclose(model.cluster_centers_, other.cluster_centers_, rtol=0, atol=tolerance)
+    assert model.cluster_centers_.dtype == X.dtype
+    assert model.n_iter_ == other.n_iter_
+    assert model.labels_.tolist() == other.labels_.tolist() == model.predict(X).tolist()
+    assert model.inertia_ == pytest.approx(other.inertia_, rel=tolerance)
+    assert model.score(X, sample_weight=weights) == pytest.approx(-model.inertia_)
+    np.testing.assert_allclose(model.transform(X), other.transform(X), atol=10 * tolerance)
+
+
+def test_tol_and_max_iter_have_scikit_learns_meaning() -> None:
+    X = some_points()
+    for params in ({"tol": 1e-3}, {"tol": 1e-2}, {"max_iter": 3}):
+        model = KMeans(9, init=X[:9], **params).fit(X)
+        other = the_other_model(X[:9], **params).fit(X)
+        assert model.n_iter_ == other.n_iter_
+        assert model.labels_.tolist() == other.labels_.tolist() == model.predict(X).tolist()
+
+
+def test_a_drawn_start_is_as_good_as_scikit_learns() -> None:
+    X = some_points()
+    other = sklearn_cluster.KMeans(6, n_init=5, random_state=0).fit(X)
+    assert KMeans(6, n_init=5, random_state=0).fit(X).inertia_ <= other.inertia_ * 1.0001
+    assert KMeans(6, init="random", random_state=0).fit(X).inertia_ <= other.inertia_ * 1.0001
+
+
+# --- The classical case: iris, in all forms -------------------------------------------------------------------------
+
+
+def assign(context: Any) -> None:
+    """Put the sum matrix, as Alink has it: a row for each center, with the sums of its points and their number."""
+    points, centers = context.get_obj("points"), context.get_obj("centers")
+    nearest = ((points[:, None, :] - centers) ** 2).sum(axis=2).argmin(axis=1)
+    context.put_obj("sums", np.eye(len(centers))[nearest].T @ np.c_[points, np.ones(len(points))])
+
+
+def update(context: Any) -> None:
+    sums = context.get_obj("sums")
+    assert sums.shape == (3, 5)
+    assert sums[:, -1].sum() == 150
+    centers = sums[:, :-1] / sums[:, -1:]
+    context.put_obj("moved", abs(centers - context.get_obj("centers")).max())
+    context.put_obj("centers", centers)
+
+
+def test_iris_as_a_queue_and_as_an_estimator() -> None:
+    X = load_iris().data
+    start = X[[0, 60, 120]]
+    other = the_other_model(start, tol=0).fit(X)
+    queue = IterativeComQueue().init_with_partitioned_data("points", X)
+    queue.init_with_broadcast_data("centers", start).add(assign).add(AllReduce("sums")).add(update)
+    queue.set_compare_criterion_of_node0(lambda context: context.get_obj("moved") < 1e-12).set_max_iter(50)
+    centers = queue.close_with(lambda context: context.get_obj("centers")).exec("threads:2")[1]
+    np.testing.assert_allclose(centers, other.cluster_centers_, rtol=0, atol=1e-9)
+    model = KMeans(3, init=start, tol=0, on="threads:2").fit(X)
+    np.testing.assert_allclose(model.cluster_centers_, other.cluster_centers_, rtol=0, atol=1e-9)
+    assert model.labels_.tolist() == other.labels_.tolist()
+
+
+# --- The same bits everywhere ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("init", ["k-means||", "random"])
+def test_the_number_of_tasks_does_not_matter(init: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "FEW_ROWS", 1000)  # draw candidates, as from many rows
+    X = some_points()
+    weights = np.random.default_rng(1).uniform(size=len(X))
+    fits = [
+        KMeans(9, init=init, n_init=2, random_state=3, on=f"threads:{tasks}").fit(X, sample_weight=weights)
+        for tasks in (1, 2, 3, 4)
+    ]
+    for fit in fits:
+        assert fit.cluster_centers_.tobytes() == fits[0].cluster_centers_.tobytes()
+        assert fit.labels_.tobytes() == fits[0].labels_.tobytes()
+        assert fit.inertia_ == fits[0].inertia_
+        assert fit.history_ == fits[0].history_
+    other = KMeans(9, init=init, n_init=2, random_state=4).fit(X, sample_weight=weights)
+    assert other.history_ != fits[0].history_
+
+
+def test_the_best_of_several_runs_counts() -> None:
+    X = some_points()
+    model = KMeans(8, init="random", n_init=4, random_state=0).fit(X)
+    ends = [max(run, key=lambda record: record["step"]) for run in _runs(model.history_)]
+    assert len(ends) == 4
+    best = min(ends, key=lambda record: record["loss"])
+    assert model.inertia_ == pytest.approx(best["loss"], rel=1e-3)
+    assert model.inertia_ <= best["loss"]
+    assert model.n_iter_ == len([record for record in model.history_ if record["run"] == best["run"]])
+
+
+def _runs(history: Any) -> list[list[dict[str, float]]]:
+    numbers = sorted({record["run"] for record in history})
+    return [[record for record in history if record["run"] == number] for number in numbers]
+
+
+# --- Empty clusters -------------------------------------------------------------------------------------------------
+
+
+def test_empty_clusters_get_the_farthest_rows() -> None:
+    X = np.array([[0.0], [1.0], [2.0], [10.0], [11.0], [30.0]])
+    start = np.array([[0.0], [100.0], [200.0]])
+    for max_iter in (1, 10):
+        model = KMeans(3, init=start, max_iter=max_iter, on="threads:2").fit(X)
+        other = the_other_model(start, max_iter=max_iter).fit(X)
+        np.testing.assert_allclose(model.cluster_centers_, other.cluster_centers_, atol=1e-9)
+        assert model.labels_.tolist() == other.labels_.tolist()
+
+
+def test_several_empty_clusters_get_different_rows() -> None:
+    X = np.array([[0.0], [1.0], [5.0], [20.0], [21.0], [22.0]])
+    model = KMeans(4, init=np.array([[0.0], [50.0], [60.0], [70.0]]), on="threads:3").fit(
+        X, sample_weight=[1, 1, 1, 1, 1, 0]
+    )
+    assert len(set(model.labels_)) == 4
+    assert sorted(model.cluster_centers_.ravel()) == [0.5, 5, 20, 21]  # the row without weight moves none
+
+
+def test_fewer_distinct_points_than_clusters() -> None:
+    X = np.repeat([[0.0, 0], [1, 1], [5, 5]], 20, axis=0)
+    for init in ("k-means||", "random", X[:5]):
+        with pytest.warns(
+            ConvergenceWarning, match=r"distinct clusters \(3\) found smaller than n_clusters \(5\)"
+        ):
+            model = KMeans(5, init=init, random_state=0).fit(X)
+        assert model.inertia_ == 0
+
+
+# --- Metrics --------------------------------------------------------------------------------------------------------
+
+
+def test_cosine_clusters_directions() -> None:
+    random = np.random.default_rng(0)
+    X = np.repeat(np.eye(3), 50, axis=0) * random.uniform(0.1, 50, size=(150, 1)) + random.normal(
+        scale=0.01, size=(150, 3)
+    )
+    model = KMeans(3, metric="cosine", random_state=0, on="threads:2").fit(X)
+    np.testing.assert_allclose(np.linalg.norm(model.cluster_centers_, axis=1), 1)
+    assert sorted(np.bincount(model.labels_)) == [50, 50, 50]
+    distances = model.transform(X)
+    assert model.labels_.tolist() == distances.argmin(axis=1).tolist() == model.predict(7 * X).tolist()
+    assert model.inertia_ == pytest.approx(distances.min(axis=1).sum())
+    with pytest.raises(ValueError, match="row 2 of 3 consists of zeros"):
+        KMeans(2, metric="cosine").fit([[1, 1], [1, 2], [0, 0]])
+
+
+def test_haversine_clusters_across_the_date_line() -> None:
+    degrees = np.array([[0, 179], [1, -179], [-1, 180], [50, 10], [52, 12], [51, 11.0]])
+    model = KMeans(2, metric="haversine", random_state=0).fit(np.radians(degrees))
+    assert model.labels_[:3].tolist() in ([0] * 3, [1] * 3)
+    across = np.degrees(model.cluster_centers_[model.labels_[0]])
+    assert across[0] == pytest.approx(0, abs=0.01)
+    assert abs(across[1]) == pytest.approx(180, abs=0.01)
+    angles = haversine_distances(np.radians(degrees), model.cluster_centers_)
+    assert model.inertia_ == pytest.approx((np.sin(angles.min(axis=1) / 2) ** 2).sum())
+    with pytest.raises(ValueError, match="needs 2: latitude and longitude"):
+        KMeans(2, metric="haversine").fit(np.eye(3))
+
+
+# --- Weights and rows that a task reads -----------------------------------------------------------------------------
+
+
+def test_weights_count_as_repetitions() -> None:
+    X = some_points(200)
+    weights = np.random.default_rng(0).integers(0, 4, size=len(X))
+    weighted = KMeans(4, random_state=0).fit(X, sample_weight=weights)
+    repeated = KMeans(4, random_state=0).fit(np.repeat(X, weights, axis=0))
+    np.testing.assert_allclose(weighted.cluster_centers_, repeated.cluster_centers_, atol=1e-9)
+    assert weighted.inertia_ == pytest.approx(repeated.inertia_)
+
+
+class Source:
+    """Rows that are read block by block in every step."""
+
+    in_memory = False
+
+    def __init__(self, rows: Array) -> None:
+        self._rows, self.num_rows = rows, len(rows)
+
+    def load(self, begin: int, end: int) -> Array:
+        return self._rows[begin:end]
+
+
+def test_rows_that_tasks_read() -> None:
+    X = some_points()
+    weights = np.random.default_rng(0).uniform(size=len(X))
+    model = KMeans(5, random_state=0, on="threads:2").fit(Source(X), sample_weight=weights)
+    same = KMeans(5, random_state=0).fit(X, sample_weight=weights)
+    assert model.cluster_centers_.tobytes() == same.cluster_centers_.tobytes()
+    assert model.labels_.tolist() == same.labels_.tolist() == model.predict(Source(X)).tolist()
+    assert model.score(Source(X), sample_weight=weights) == pytest.approx(-same.inertia_)
+    X[2000, 1] = np.nan
+    for init in ("k-means||", X[:5]):
+        with pytest.raises(RemoteError, match="contains NaN"):
+            KMeans(5, init=init, random_state=0, on="threads:2").fit(Source(X))
+    with pytest.raises(ValueError, match="contains NaN or infinity"):
+        model.predict(Source(X))
+
+
+# --- Errors, and what else an estimator does ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("params", "X", "message"),
+    [
+        ({"n_clusters": 3}, np.eye(2), "n_samples=2 should be >= n_clusters=3"),
+        ({"n_clusters": 1}, [[np.nan, 1]], "contains NaN"),
+        ({"n_clusters": 2, "init": np.eye(3)}, np.eye(3), r"init has the shape \(3, 3\): expected \(2, 3\)"),
+        ({"n_clusters": 0}, np.eye(3), "'n_clusters' parameter"),
+        ({"init": "k-means++"}, np.eye(3), "'init' parameter"),
+        ({"metric": "manhattan"}, np.eye(3), "'metric' parameter"),
+    ],
+)
+def test_invalid_arguments(params: dict[str, Any], X: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KMeans(**params).fit(X)
+
+
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    model = KMeans(3, random_state=0, verbose=1).fit(some_points(100))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(model.history_) == model.n_iter_
+    assert lines[0].startswith("KMeans: step 1, loss ")
+
+
+def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:
+    X = some_points(500)
+    model = KMeans(3, random_state=0, on="threads:2").fit(X)
+    model.save(tmp_path / "model.ronde")
+    loaded = ronde.ml.load(tmp_path / "model.ronde")
+    assert loaded.predict(X).tolist() == model.labels_.tolist()
+    assert loaded.inertia_ == model.inertia_
+    assert loaded.history_ == model.history_
+    assert loaded.get_feature_names_out().tolist() == ["kmeans0", "kmeans1", "kmeans2"]
+
+
+def test_no_warning_in_ordinary_use() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KMeans(3, random_state=0).fit_predict(some_points(100))
