@@ -75,8 +75,8 @@ def test_an_exception_on_one_rank_ends_the_others() -> None:
     ("victim", "reason"),
     [
         ("rank", "rank 1 .* SIGKILL"),
-        ("prterun", "mpirun ended|connection.* broke"),  # mpirun becomes it
-        ("prted", "its agent ended with exit code|mpirun ended|connection.* broke"),
+        ("prterun", r"mpirun \(pid \d+\) was killed by SIGKILL"),  # mpirun becomes it
+        ("prted", "its agent ended with exit code|mpirun .*ended|connection.* broke"),
         ("ronde.launch.clusters.local", "connection.* broke|its process ended"),
     ],
 )

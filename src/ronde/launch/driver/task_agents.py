@@ -113,6 +113,7 @@ class TaskAgents:
         self._rings: dict[str, RingPlan | None] = {}  # by the agent's name
         self._gpus: dict[str, tuple[str, ...]] = {}  # by the host's id, after the barrier
         self._is_short = False  # whether tasks are missing
+        self._why_all_ended = ""  # what the cluster says
         self._is_over = False
 
     # What the driver asks for
@@ -183,8 +184,8 @@ class TaskAgents:
         return task is not None
 
     def explain_shortage(self, reason: str) -> str:
-        """Return the reason."""
-        return reason
+        """Return the reason; rather that of the cluster, if it has ended all tasks."""
+        return self._why_all_ended or reason
 
     def end(self) -> None:
         """Take no more tasks."""
@@ -207,6 +208,7 @@ class TaskAgents:
 
     def all_ended(self, reason: str) -> None:
         """Note that all tasks have ended."""
+        self._why_all_ended = self._why_all_ended or reason
         self._ends.put((None, reason))
 
     def _read_ends(self) -> None:

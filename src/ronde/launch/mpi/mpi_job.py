@@ -6,6 +6,7 @@ import io
 import os
 import re
 import secrets
+import select
 import signal
 import threading
 import time
@@ -26,6 +27,7 @@ from ronde.core.registry import (
     TasksMissing,
     gpus_by_host,
 )
+from ronde.core.worker_group import signal_name
 from ronde.environment import environment
 from ronde.job_key import JobKey
 from ronde.launch.clusters.base import Cluster, SlotEvents, Ticket
@@ -206,6 +208,8 @@ class MpiJob:
         if shell := self._shells.pop(agent.name, None):
             shell.finish(LOST if agent.exit_code is None else agent.exit_code)
         task = self._tasks[agent.name]
+        if self._process is not None and select.select([self._process.pidfd], [], [], 0)[0]:
+            self._mpirun_ended()  # first: the daemons end with it
         if not self._hosts and agent.exit_code is None:
             self._step_registry(TaskLost(task.id))  # the cluster may start it again
         elif agent.exit_code is None:
@@ -259,12 +263,14 @@ class MpiJob:
 
     def _mpirun_ended(self) -> None:
         process, self._process = self._process, None
-        assert process is not None
+        if process is None:
+            return  # its end has been noted already
         self._loop.unwatch(process.pidfd)
         code = process.reap()
         self._guard.discard(process.pid)
         if code:
-            self._fail(f"mpirun ended with exit code {code}: {self._last_words()}")
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            self._fail(f"mpirun (pid {process.pid}) {how}: {self._last_words()}")
         else:  # also after the loss of a daemon, which its agent reports
             for ticket in self._tickets:
                 self._events.slot_ended(ticket.slot, "")
