@@ -397,6 +397,8 @@ void Cycle::insert(uint32_t index, std::string name, Signature signature, std::v
   for (const Tensor& tensor : slot.tensors) slot.bytes += tensor.signature.bytes();
   slot.signature = std::move(signature);
   slot_of_[slot.name] = index;
+  slots_in_use_ = std::max<size_t>(slots_in_use_, index + 1);
+  leader_.include_slot(index);
   if (communicator_.rank() == 0) slot.last_use = ++uses_;
 }
 
@@ -487,7 +489,7 @@ void Cycle::end_negotiation() {
 std::vector<uint32_t> Cycle::take_used() {
   const Stepping turn(*this);
   std::vector<uint32_t> used;
-  for (uint32_t index = 0; index < slots_.size(); ++index) {
+  for (uint32_t index = 0; index < slots_in_use_; ++index) {
     if (slots_[index].last_use > 0) used.push_back(index);
   }
   std::sort(used.begin(), used.end(), [&](uint32_t a, uint32_t b) { return slots_[a].last_use < slots_[b].last_use; });

@@ -214,6 +214,7 @@ class Cycle : private Watch::Listener {
 
   std::mutex table_;  // guards the slots' contents between submitting threads and negotiation rounds
   std::vector<Slot> slots_;
+  size_t slots_in_use_ = 0;  // beyond them no slot has ever held a tensor
   std::unordered_map<std::string, uint32_t, Hash, std::equal_to<>> slot_of_;
   std::vector<uint32_t> used_;
   uint64_t uses_ = 0;

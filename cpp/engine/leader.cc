@@ -138,7 +138,8 @@ void Leader::stop_lingering() {
 std::vector<uint32_t> Leader::ready_slots() const {
   std::vector<uint32_t> slots;
   if (!all_ranks_finished_round()) return slots;
-  for (size_t word = 0; word < board_.words(); ++word) {
+  const size_t words = words_in_use_.load();
+  for (size_t word = 0; word < words; ++word) {
     uint64_t ready = UINT64_MAX;
     for (int local = 0; local < board_.size() && ready != 0; ++local) {
       const uint64_t flipped = board_.bits(local)[word].load(std::memory_order_seq_cst) ^ rest_[word];

@@ -19,9 +19,10 @@
 // While no thread waits for a ready tensor, the leader lingers: it delays its decision a moment for more tensors. So a
 // burst of small tensors costs little more than one.
 //
-// Not thread-safe, except for on_note(), has_mail(), has_news(), batch_bytes() and linger_left_ns().
+// Not thread-safe, except for include_slot(), on_note(), has_mail(), has_news(), batch_bytes() and linger_left_ns().
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -47,6 +48,9 @@ class Leader {
   void set_batching(int64_t linger_ns, uint64_t batch_bytes);
   int64_t linger_ns() const { return linger_ns_; }
   uint64_t batch_bytes() const { return batch_bytes_.load(std::memory_order_relaxed); }
+
+  // The slot holds a tensor from now on. Call it in the negotiation round that assigns the slot.
+  void include_slot(uint32_t slot) { words_in_use_.store(std::max<size_t>(words_in_use_.load(), slot / 64 + 1)); }
 
   // Reads the board and decides or reports the ready tensors. True if the log has grown.
   bool check_board();
@@ -91,8 +95,9 @@ class Leader {
   int parent_ = -1;            // the leader to report to
   std::vector<int> children_;  // the leaders that report to this one
 
-  std::vector<uint64_t> rest_;     // by word: the position of bits that are not submitted
-  std::atomic<uint64_t> seen_{0};  // the board's changes at the last check_board()
+  std::atomic<size_t> words_in_use_{0};  // of the board's bits: the coordinator assigns the lowest free slots
+  std::vector<uint64_t> rest_;           // by word: the position of bits that are not submitted
+  std::atomic<uint64_t> seen_{0};        // the board's changes at the last check_board()
   uint64_t hurries_seen_ = 0;
   std::atomic<int64_t> linger_until_{0};  // 0: does not linger
   uint64_t negotiations_appended_ = 0;

@@ -31,6 +31,7 @@ from ronde.core.negotiation import (
     Insert,
     Requester,
 )
+from ronde.core.response_cache import KEPT_USES
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.types import Average, DType, Kind, Min
 
@@ -99,7 +100,10 @@ class TestCoordinator:
     def test_the_least_recently_used_response_is_evicted_before_the_run_that_needs_its_slot(self) -> None:
         coordinator = Coordinator(2, 2)
         coordinator.step(everybody(grad("a"), grad("b")))
-        assert coordinator.step(everybody(grad("c")), used=[1, 0]) == [Evict(1), Run(grad("c"), (), 1)]
+        coordinator.step([[], []], used=[1] + [0] * KEPT_USES * 2)
+        assert coordinator.step(everybody(grad("c"))) == [Evict(1), Run(grad("c"), (), 1)]
+        assert coordinator.step(everybody(grad("d"))) == [Run(grad("d"), (), -1)], "`a` is still in use"
+        coordinator.step([[], []], used=[1] * KEPT_USES * 2)
         assert coordinator.step(everybody(grad("d"))) == [Evict(0), Run(grad("d"), (), 0)]
 
     def test_use_counts_only_in_its_order(self) -> None:
@@ -110,7 +114,7 @@ class TestCoordinator:
 
     def test_more_new_names_than_slots_in_one_step(self) -> None:
         items = Coordinator(1, 1).step([[grad("a"), grad("b")]])
-        assert items == [Run(grad("a"), (), 0), Evict(0), Run(grad("b"), (), 0)]
+        assert items == [Run(grad("a"), (), 0), Run(grad("b"), (), -1)]
 
     def test_without_a_cache_nothing_has_a_slot(self) -> None:
         assert agree(grad(), grad(), capacity=0) == [Run(grad(), (), -1)]
