@@ -18,12 +18,13 @@ from ronde.launch.clusters.engine_package import needs_package
 if TYPE_CHECKING:
     from ronde.ml.history import History
     from ronde.ml.kmeans import KMeans
+    from ronde.ml.minibatch_kmeans import MiniBatchKMeans
     from ronde.ml.saving import load
 
-__all__ = ["History", "KMeans", "load"]
+__all__ = ["History", "KMeans", "MiniBatchKMeans", "load"]
 
 # The estimators and where they are. Files of saved estimators may name these classes and no others.
-ESTIMATORS: dict[str, str] = {"KMeans": "ronde.ml.kmeans"}
+ESTIMATORS: dict[str, str] = {"KMeans": "ronde.ml.kmeans", "MiniBatchKMeans": "ronde.ml.minibatch_kmeans"}
 
 _LAZY = {
     **ESTIMATORS,

@@ -5,17 +5,17 @@ Keys are computed for each row block, from its points and its number, so the cho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass
+from ronde.light_dataclasses import dataclass, field
 from ronde.ml.clustering.block_points import PointReader
 
-__all__ = ["ChosenRows", "Keys", "choose_rows", "random_keys"]
+__all__ = ["ChosenRows", "Keys", "all_rows", "choose_rows", "random_keys", "rows_by_number"]
 
 Array = NDArray[Any]
 Keys = Callable[[Array, Array, int], Array]  # of points, by their weights and the number of their block
@@ -23,12 +23,16 @@ Keys = Callable[[Array, Array, int], Array]  # of points, by their weights and t
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Rows by increasing key: keys, numbers among the rows of all tasks, points and weights."""
+    """Rows: their numbers among those of all tasks, their points and weights; keys, once there are any."""
 
-    keys: Array
     numbers: Array
     points: Array
     weights: Array
+    keys: Array = field(default_factory=lambda: np.empty(0))
+
+    def with_keys(self, keys: Array) -> ChosenRows:
+        """Return the same rows with keys."""
+        return ChosenRows(self.numbers, self.points, self.weights, keys)
 
     def smallest(self, count: int) -> ChosenRows:
         """Return the rows with the smallest finite keys; of equal ones those with the smallest numbers."""
@@ -36,20 +40,40 @@ class ChosenRows:
         if len(kept) > count:
             kept = kept[self.keys[kept] <= np.partition(self.keys[kept], count - 1)[count - 1]]
         order = kept[np.lexsort((self.numbers[kept], self.keys[kept]))][:count]
-        return ChosenRows(self.keys[order], self.numbers[order], self.points[order], self.weights[order])
+        return ChosenRows(self.numbers[order], self.points[order], self.weights[order], self.keys[order])
 
 
-def choose_rows(c: IterationStep, reader: PointReader, count: int, keys: Keys) -> ChosenRows:
-    """Return up to `count` rows of all tasks, those with the smallest finite keys. All tasks call it."""
-    chosen: list[ChosenRows] = []
+def all_rows(c: IterationStep, reader: PointReader) -> Iterator[ChosenRows]:
+    """Yield the rows of each of this task's blocks."""
     begin = c.row_range.start
-    for block_no, block in zip(c.block_range, c.blocks):
+    for block in c.blocks:
         points, weights = reader.of_block(block)
         weights = np.ones(len(points)) if weights is None else weights
-        numbers = np.arange(begin, begin + len(points))
-        rows = ChosenRows(keys(points, weights, block_no), numbers, points, weights).smallest(count)
-        chosen = [_smallest([*chosen, rows], count)]
+        yield ChosenRows(np.arange(begin, begin + len(points)), points, weights)
         begin += len(points)
+
+
+def rows_by_number(c: IterationStep, reader: PointReader, numbers: Array) -> Iterator[ChosenRows]:
+    """Yield, of each of this task's blocks, the rows with these numbers, which increase."""
+    begin = c.row_range.start
+    for block in c.blocks:
+        first, last = np.searchsorted(numbers, [begin, begin + len(block.X)])
+        places = numbers[first:last] - begin
+        weights = getattr(block, "sample_weight", None)
+        weights = np.ones(len(places)) if weights is None else np.asarray(weights[places], np.float64)
+        yield ChosenRows(numbers[first:last], reader.points(block.X[places]), weights)
+        begin += len(block.X)
+
+
+def choose_rows(c: IterationStep, blocks: Iterable[ChosenRows], count: int, keys: Keys) -> ChosenRows:
+    """Return up to `count` rows of all tasks, those with the smallest finite keys. All tasks call it.
+
+    `blocks`: rows of each of this task's blocks.
+    """
+    chosen: list[ChosenRows] = []
+    for block_no, rows in zip(c.block_range, blocks):
+        rows = rows.with_keys(keys(rows.points, rows.weights, block_no)).smallest(count)
+        chosen = [_smallest([*chosen, rows], count)]
     return _smallest([rows for task in c.gather(chosen) for rows in task], count)
 
 
@@ -67,6 +91,6 @@ def random_keys(seed: list[int]) -> Keys:
 
 def _smallest(parts: list[ChosenRows], count: int) -> ChosenRows:
     joined = [
-        np.concatenate(each) for each in zip(*((p.keys, p.numbers, p.points, p.weights) for p in parts))
+        np.concatenate(each) for each in zip(*((p.numbers, p.points, p.weights, p.keys) for p in parts))
     ]
     return ChosenRows(*joined).smallest(count)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import find_nearest
 from ronde.ml.clustering.chosen_rows import ChosenRows, choose_rows
 
@@ -19,16 +19,16 @@ Array = NDArray[Any]
 NO_WEIGHT = 1e-9  # of a cluster, relative to that of a row
 
 
-def farthest_rows(c: IterationStep, reader: PointReader, centers: Array, count: int) -> ChosenRows:
-    """Return the rows that are farthest from their centers; none that is a center or has no weight.
+def farthest_rows(c: IterationStep, blocks: Iterable[ChosenRows], centers: Array, count: int) -> ChosenRows:
+    """Return up to `count` rows that are farthest from their centers; none that is a center or has no weight.
 
-    All tasks call it.
+    All tasks call it. `blocks`: as of `choose_rows`.
     """
-    return choose_rows(c, reader, count, lambda points, weights, block_no: far_keys(points, weights, centers))
+    return choose_rows(c, blocks, count, lambda points, weights, block_no: far_keys(points, weights, centers))
 
 
 def far_keys(points: Array, weights: Array, centers: Array) -> Array:
-    """Return keys that are the smaller, the farther a point is from its center."""
+    """Return keys that are the smaller, the farther a point is from its center; infinite for rows not to choose."""
     distances = find_nearest(points, centers).squared_distances
     return np.where((weights > 0) & (distances > 0), -distances, np.inf)
 

@@ -12,6 +12,7 @@ from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
+from ronde.ml.clustering.chosen_rows import all_rows
 from ronde.ml.clustering.empty_clusters import farthest_rows, move_rows
 from ronde.ml.clustering.geometry import GEOMETRIES
 from ronde.ml.clustering.starts import draw_centers
@@ -101,7 +102,7 @@ class LloydStep:
             raise ValueError("X contains NaN or infinity: leave such rows out, or replace the values")
         empty = np.flatnonzero(sums[:, -1] == 0)
         if len(empty):
-            move_rows(sums, centers, empty, farthest_rows(c, reader, centers, len(empty)))
+            move_rows(sums, centers, empty, farthest_rows(c, all_rows(c, reader), centers, len(empty)))
         return self._geometry.means(sums[:, :-1], sums[:, -1], centers), loss
 
     def _end_run(self, c: IterationStep) -> None:

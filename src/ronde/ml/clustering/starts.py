@@ -16,7 +16,7 @@ from sklearn.cluster import kmeans_plusplus
 from ronde.comqueue import IterationStep
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
-from ronde.ml.clustering.chosen_rows import ChosenRows, Keys, choose_rows, random_keys
+from ronde.ml.clustering.chosen_rows import ChosenRows, Keys, all_rows, choose_rows, random_keys
 
 __all__ = ["best_candidates", "draw_centers"]
 
@@ -33,7 +33,7 @@ def draw_centers(c: IterationStep, reader: PointReader, count: int, init: str, s
     `init`: "k-means||" or "random". If there are fewer distinct points than centers, some centers are equal.
     """
     if init == "random":
-        drawn = choose_rows(c, reader, count, random_keys(seed))
+        drawn = choose_rows(c, all_rows(c, reader), count, random_keys(seed))
         return np.resize(drawn.points, (count, drawn.points.shape[1]))
     points, weights = _candidates(c, reader, count, seed)
     # Task 0 chooses, because the last bits of products may differ between machines.
@@ -57,9 +57,11 @@ def best_candidates(points: Array, weights: Array, count: int, seed: list[int]) 
 def _candidates(c: IterationStep, reader: PointReader, count: int, seed: list[int]) -> tuple[Array, Array]:
     """Return the candidates and their weights."""
     if c.num_rows <= FEW_ROWS:
-        rows = choose_rows(c, reader, FEW_ROWS, lambda points, weights, block_no: np.zeros(len(points)))
+        rows = choose_rows(
+            c, all_rows(c, reader), FEW_ROWS, lambda points, weights, block_no: np.zeros(len(points))
+        )
         return rows.points, rows.weights
-    candidates = choose_rows(c, reader, 1, random_keys([*seed, 0])).points
+    candidates = choose_rows(c, all_rows(c, reader), 1, random_keys([*seed, 0])).points
     for number in range(1, PASSES + 1):
         drawn = _draw_far_rows(c, reader, CANDIDATES_FOR_A_CENTER * count, candidates, [*seed, number])
         candidates = np.concatenate([candidates, drawn.points])
@@ -82,4 +84,4 @@ def _draw_far_rows(
         distances = find_nearest(points, candidates).squared_distances
         return by_weight(points, weights * distances, block_no)
 
-    return choose_rows(c, reader, count, keys)
+    return choose_rows(c, all_rows(c, reader), count, keys)

@@ -1,0 +1,176 @@
+"""The step of k-means with mini-batches (Sculley, "Web-scale k-means clustering", 2010).
+
+Each center is the mean of all rows to which it has ever been the nearest. Which rows make a batch depends on the seed
+and the number of the step only.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.comqueue import IterationStep
+from ronde.light_dataclasses import dataclass
+from ronde.ml.clustering.block_points import PointReader
+from ronde.ml.clustering.center_assignment import sum_nearest
+from ronde.ml.clustering.chosen_rows import ChosenRows, choose_rows, random_keys, rows_by_number
+from ronde.ml.clustering.empty_clusters import farthest_rows
+from ronde.ml.clustering.geometry import GEOMETRIES, Geometry
+from ronde.ml.clustering.lloyd import tolerance_of
+from ronde.ml.clustering.starts import best_candidates
+from ronde.ml.progress import Progress
+
+__all__ = [
+    "Batches",
+    "MiniBatchStep",
+    "add_batch",
+    "first_state",
+    "give_rows",
+    "start_among",
+    "weak_clusters",
+]
+
+Array = NDArray[Any]
+
+START_BATCHES = 3  # as many rows as in this number of batches are candidates for the first centers
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What is asked for.
+
+    Attributes:
+        reader: Makes points of rows.
+        count: The number of centers.
+        start: The first centers, as points; or "k-means||" or "random".
+        size: How many rows a batch has.
+        tol: As of `Runs`.
+        patience: After how many steps without a lower smoothed loss the fit ends; None: never.
+        reassignment_ratio: Clusters with less than this times the weight of the largest get another center.
+        seed: Of the draws.
+    """
+
+    reader: PointReader
+    count: int
+    start: Array | str
+    size: int
+    tol: float
+    patience: int | None
+    reassignment_ratio: float
+    seed: int
+
+
+def first_state() -> dict[str, Any]:
+    """Return the state with which the steps of `MiniBatchStep` begin."""
+    return dict(
+        centers=None, counts=None, best=None, tolerance=None, smoothed=None, lowest=None, waited=0, records=[]
+    )
+
+
+class MiniBatchStep:
+    """Assigns the rows of a batch to their nearest centers, and moves these towards them."""
+
+    def __init__(self, batches: Batches, progress: Progress) -> None:
+        self._batches, self._progress = batches, progress
+        self._geometry = GEOMETRIES[batches.reader.metric]
+
+    def __call__(self, c: IterationStep) -> None:
+        batches, state = self._batches, c.state
+        if state.centers is None:
+            state.tolerance = tolerance_of(c, batches.reader, batches.tol)
+            state.centers, state.counts = self._start(c), np.zeros(batches.count)
+        rows = self._batch(c, batches.size, c.step_no)
+        remaining = iter(rows)
+        total = c.sum_blocks(lambda block: _sums(next(remaining), state.centers))
+        centers, counts = add_batch(self._geometry, state.centers, state.counts, total["sums"])
+        weak = weak_clusters(counts, batches.reassignment_ratio)
+        if len(weak):
+            give_rows(centers, counts, weak, farthest_rows(c, rows, centers, len(weak)))
+        moved = float(((centers.astype(np.float64) - state.centers) ** 2).sum())
+        state.centers, state.counts = centers, counts
+        loss = (
+            float(total["loss"]) * self._geometry.loss_scale / max(float(total["sums"][:, -1].sum()), 1e-300)
+        )
+        if np.isnan(loss):
+            raise ValueError("X contains NaN or infinity: leave such rows out, or replace the values")
+        record = dict(step=c.step_no, loss=loss, moved=moved)
+        state.records.append(record)
+        should_stop = c.task_id == 0 and self._progress(record, lambda: self._attributes(state))
+        c.stop_if(should_stop or self._has_converged(c, loss, moved))
+
+    def _start(self, c: IterationStep) -> Array:
+        batches = self._batches
+        if not isinstance(batches.start, str):
+            return batches.start
+        size = START_BATCHES * max(batches.size, batches.count)
+        rows = choose_rows(
+            c, self._batch(c, size, 0), size, lambda points, weights, block_no: np.zeros(len(points))
+        )
+        chosen = start_among(rows, batches.count, batches.start, batches.seed) if c.task_id == 0 else None
+        centers: Array = c.broadcast(chosen)
+        return centers
+
+    def _batch(self, c: IterationStep, size: int, number: int) -> list[ChosenRows]:
+        """Return the rows of a batch, by this task's blocks."""
+        if size >= c.num_rows:
+            numbers = np.arange(c.num_rows)
+        else:
+            random = np.random.default_rng([self._batches.seed, number])
+            numbers = np.sort(random.choice(c.num_rows, size, replace=False, shuffle=False))
+        return list(rows_by_number(c, self._batches.reader, numbers))
+
+    def _has_converged(self, c: IterationStep, loss: float, moved: float) -> bool:
+        """Judge as scikit-learn does. The first step counts only by how far it moved the centers."""
+        batches, state = self._batches, c.state
+        if batches.tol > 0 and moved <= state.tolerance:
+            return True
+        if c.step_no == 1 or batches.patience is None:
+            return False
+        share = min(1.0, 2 * batches.size / (c.num_rows + 1))
+        state.smoothed = loss if state.smoothed is None else (1 - share) * state.smoothed + share * loss
+        if state.lowest is None or state.smoothed < state.lowest:
+            state.lowest, state.waited = state.smoothed, 0
+        else:
+            state.waited += 1
+        return bool(state.waited >= batches.patience)
+
+    def _attributes(self, state: SimpleNamespace) -> dict[str, Any]:
+        return {"cluster_centers_": self._geometry.rows(state.centers)}
+
+
+def start_among(rows: ChosenRows, count: int, init: str, seed: int) -> Array:
+    """Return the first centers, of rows: drawn if `init` is "random", else by k-means++."""
+    if init == "random":
+        drawn = rows.with_keys(random_keys([seed])(rows.points, rows.weights, 0)).smallest(count)
+        return np.resize(drawn.points, (count, rows.points.shape[1]))
+    return best_candidates(rows.points, rows.weights, count, [seed])
+
+
+def add_batch(geometry: Geometry, centers: Array, counts: Array, sums: Array) -> tuple[Array, Array]:
+    """Return the centers with the rows of a batch, and their weights.
+
+    `counts`: the weights so far. `sums`: of `sum_nearest`, for the batch and these centers.
+    """
+    all_sums = centers * counts[:, None] + sums[:, :-1]
+    counts = counts + sums[:, -1]
+    return geometry.means(all_sums, counts, centers), counts
+
+
+def weak_clusters(counts: Array, ratio: float) -> Array:
+    """Return the numbers of the clusters without weight, or with less than `ratio` times that of the largest."""
+    return np.flatnonzero((counts == 0) | (counts < ratio * counts.max()))
+
+
+def give_rows(centers: Array, counts: Array, clusters: Array, rows: ChosenRows) -> None:
+    """Move the centers of clusters to rows, in place; they get the least weight of the other clusters."""
+    others = np.delete(counts, clusters)
+    clusters = clusters[: len(rows.points)]
+    centers[clusters] = rows.points
+    counts[clusters] = others.min() if len(others) else 0
+
+
+def _sums(rows: ChosenRows, centers: Array) -> dict[str, Any]:
+    return sum_nearest(rows.points, centers, rows.weights)

@@ -1,0 +1,203 @@
+"""`MiniBatchKMeans`: k-means whose steps read only some of the rows, or that gets its rows little by little."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils._param_validation import Interval
+
+from ronde.comqueue import iterate
+from ronde.ml.base import fitting
+from ronde.ml.clustering.block_points import PointReader
+from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
+from ronde.ml.clustering.chosen_rows import ChosenRows
+from ronde.ml.clustering.empty_clusters import far_keys
+from ronde.ml.clustering.geometry import GEOMETRIES
+from ronde.ml.clustering.lloyd import RowLabels
+from ronde.ml.clustering.mini_batches import (
+    Batches,
+    MiniBatchStep,
+    add_batch,
+    first_state,
+    give_rows,
+    start_among,
+    weak_clusters,
+)
+from ronde.ml.clustering.point_data import point_data
+from ronde.ml.kmeans import CenterEstimator
+from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.training_data import TrainingData, training_data
+
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
+
+__all__ = ["MiniBatchKMeans"]
+
+Array = NDArray[Any]
+
+
+class MiniBatchKMeans(CenterEstimator):
+    """k-means in steps that read a batch of rows each: faster than `KMeans`, with centers that are nearly as good.
+
+        model = MiniBatchKMeans(n_clusters=16, random_state=0).fit(X)
+        model.partial_fit(later_rows)
+
+    A step costs little, so a few tasks pay for large batches only. Use rows that fit in memory with `fit`, and
+    `partial_fit` for others. The result has the same bits for any number of tasks.
+
+    Args:
+        n_clusters: The number of centers (8).
+        init: The first centers, as of `KMeans`. They are chosen among the rows of three batches.
+        max_iter: How often, on average, each row is read at most (100).
+        batch_size: How many rows a step reads (1024).
+        tol: As of `KMeans`, for a single step; 0: how far centers move does not end the fit (0).
+        max_no_improvement: The fit ends after this number of steps in which the loss, smoothed over about as many steps
+            as read half of the rows, has not become lower (10). None: it goes on.
+        reassignment_ratio: A cluster with less than this times the rows of the largest gets the row of the batch that
+            is farthest from its center (0.01).
+        metric: As of `KMeans`.
+        verbose: As of `KMeans`.
+        random_state: As of `KMeans`.
+        on: As of `KMeans`.
+
+    Attributes:
+        cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
+        counts_: The weight of the rows that each center is the mean of, an array of shape (n_clusters,).
+        labels_: The number of the center of each row of the last call, an int32 array.
+        inertia_: As of `KMeans`, of the rows of the last call.
+        n_iter_: How often, on average, each row was read, rounded up.
+        n_steps_: How many batches there were.
+        history_: A record for each step of the last `fit`: `step`, `loss` (the mean over the batch, before the centers
+            moved), `moved`.
+        n_features_in_: The number of columns of X.
+        feature_names_in_: Their names, if X is a data frame with texts as names.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **CenterEstimator._parameter_constraints,
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "max_no_improvement": [Interval(Integral, 1, None, closed="left"), None],
+        "reassignment_ratio": [Interval(Real, 0, 1, closed="left")],
+    }
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        init: Literal["k-means||", "random"] | Any = "k-means||",
+        max_iter: int = 100,
+        batch_size: int = 1024,
+        tol: float = 0.0,
+        max_no_improvement: int | None = 10,
+        reassignment_ratio: float = 0.01,
+        metric: Literal["euclidean", "cosine", "haversine"] = "euclidean",
+        verbose: int = 0,
+        random_state: int | np.random.RandomState | None = None,
+        on: str | Cluster | None = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.init = init
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.tol = tol
+        self.max_no_improvement = max_no_improvement
+        self.reassignment_ratio = reassignment_ratio
+        self.metric = metric
+        self.verbose = verbose
+        self.random_state = random_state
+        self.on = on
+
+    @fitting
+    def fit(self, X: Any, y: object = None, sample_weight: Any = None) -> Self:
+        """Find the centers anew; return the estimator.
+
+        Args:
+            X: As of `KMeans.fit`.
+            y: Has no effect.
+            sample_weight: The weight of each row (None: 1 each).
+
+        Raises:
+            ValueError: There are fewer rows than clusters, or X, a weight or a parameter is invalid.
+            RemoteError: A task failed, or has ended.
+        """
+        data = point_data(self, X, sample_weight)
+        self._check_rows(data)
+        reader, size = PointReader(self.metric, data.dtype), min(self.batch_size, data.num_rows)
+        most_steps = -(-self.max_iter * data.num_rows // size)
+        progress = self._progress(most_steps, {"X": X})
+        result = iterate(
+            SingleThreadedStep(MiniBatchStep(self._batches(data, reader, size), progress)),
+            data=data.rows,
+            state=first_state(),
+            max_iter=most_steps,
+            on=place_of(self.on, size * data.num_features),
+            finish=RowLabels(reader),
+        )
+        self._set_centers(result.state.centers, result.state.counts)
+        self.n_steps_ = result.steps
+        self.n_iter_ = -(-result.steps * size // data.num_rows)
+        self.inertia_ = result.outputs[0][1]
+        self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
+        self._end_fit(progress, result.state.records)
+        return self
+
+    @fitting
+    def partial_fit(self, X: Any, y: object = None, sample_weight: Any = None) -> Self:
+        """Take one step with these rows, in this process; return the estimator.
+
+        The first call chooses the first centers among its rows.
+
+        Args:
+            X: Rows, an array of shape (n_samples, n_features); in the first call at least as many as clusters.
+            y: Has no effect.
+            sample_weight: The weight of each row (None: 1 each).
+
+        Raises:
+            ValueError: X, a weight or a parameter is invalid.
+        """
+        is_first = not hasattr(self, "cluster_centers_")
+        data = training_data(self, X, sample_weight=sample_weight, reset=is_first)
+        dtype = data.dtype if is_first else self.cluster_centers_.dtype
+        reader = PointReader(self.metric, dtype)
+        points = reader.points(data.rows["X"])
+        weights = np.asarray(data.rows.get("sample_weight", np.ones(len(points))), np.float64)
+        rows = ChosenRows(np.arange(len(points)), points, weights)
+        if is_first:
+            self._check_rows(data)
+            start = self._start(data, reader)
+            centers = (
+                start_among(rows, self.n_clusters, start, self._seed()) if isinstance(start, str) else start
+            )
+            counts = np.zeros(self.n_clusters)
+            self.n_steps_ = 0
+        else:
+            centers, counts = reader.points(self.cluster_centers_), self.counts_
+        geometry = GEOMETRIES[self.metric]
+        centers, counts = add_batch(geometry, centers, counts, sum_nearest(points, centers, weights)["sums"])
+        weak = weak_clusters(counts, self.reassignment_ratio)
+        if len(weak):
+            farthest = rows.with_keys(far_keys(points, weights, centers)).smallest(len(weak))
+            give_rows(centers, counts, weak, farthest)
+        self._set_centers(centers, counts)
+        nearest = find_nearest(points, centers, weights)
+        self.labels_, self.inertia_ = nearest.labels, nearest.loss * geometry.loss_scale
+        self.n_steps_ += 1
+        return self
+
+    def _batches(self, data: TrainingData, reader: PointReader, size: int) -> Batches:
+        return Batches(
+            reader,
+            self.n_clusters,
+            self._start(data, reader),
+            size,
+            self.tol,
+            self.max_no_improvement,
+            self.reassignment_ratio,
+            self._seed(),
+        )
+
+    def _set_centers(self, centers: Array, counts: Array) -> None:
+        self.cluster_centers_, self.counts_ = GEOMETRIES[self.metric].rows(centers), counts

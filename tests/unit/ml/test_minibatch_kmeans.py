@@ -1,0 +1,99 @@
+"""K-means with mini-batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+
+import ronde.ml
+from ronde.ml import KMeans, MiniBatchKMeans
+
+Array = NDArray[Any]
+
+
+def some_points(rows: int = 6000) -> Array:
+    random = np.random.default_rng(0)
+    return random.normal(scale=5, size=(6, 4))[random.integers(6, size=rows)] + random.normal(size=(rows, 4))
+
+
+def test_centers_are_nearly_as_good_as_those_of_all_rows() -> None:
+    X = some_points()
+    model = MiniBatchKMeans(6, batch_size=500, random_state=0).fit(X)
+    best = KMeans(6, random_state=0, n_init=3).fit(X)
+    assert model.inertia_ == pytest.approx(best.inertia_, rel=0.02)
+    assert model.labels_.tolist() == model.predict(X).tolist()
+    assert model.n_steps_ == len(model.history_)
+    assert model.counts_.sum() == pytest.approx(500 * model.n_steps_)
+
+
+@pytest.mark.parametrize("init", ["k-means||", "random"])
+def test_the_number_of_tasks_does_not_matter(init: str) -> None:
+    X = some_points()
+    weights = np.random.default_rng(1).uniform(size=len(X))
+    fits = [
+        MiniBatchKMeans(6, init=init, batch_size=300, random_state=3, on=f"threads:{tasks}").fit(
+            X, sample_weight=weights
+        )
+        for tasks in (1, 2, 3, 4)
+    ]
+    for fit in fits:
+        assert fit.cluster_centers_.tobytes() == fits[0].cluster_centers_.tobytes()
+        assert fit.labels_.tobytes() == fits[0].labels_.tobytes()
+        assert fit.inertia_ == fits[0].inertia_
+        assert fit.history_ == fits[0].history_
+
+
+def test_one_batch_of_all_rows_is_a_step_of_kmeans() -> None:
+    X = some_points(500)
+    start = X[:6]
+    batch = MiniBatchKMeans(6, init=start, batch_size=500, max_iter=1, reassignment_ratio=0).fit(X)
+    whole = KMeans(6, init=start, max_iter=1).fit(X)
+    np.testing.assert_allclose(batch.cluster_centers_, whole.cluster_centers_, rtol=1e-12)
+
+
+def test_an_end_by_tol_or_by_patience_or_by_max_iter() -> None:
+    X = some_points(2000)
+    params: dict[str, Any] = dict(n_clusters=6, batch_size=200, random_state=0)
+    assert MiniBatchKMeans(**params, max_no_improvement=None, max_iter=3).fit(X).n_steps_ == 30
+    by_tol = MiniBatchKMeans(**params, max_no_improvement=None, tol=1e-2).fit(X)
+    assert 1 <= by_tol.n_steps_ < 100
+    assert by_tol.history_[-1]["moved"] < by_tol.history_[0]["moved"]
+    assert 3 < MiniBatchKMeans(**params, max_no_improvement=3).fit(X).n_steps_ < 300
+
+
+def test_rows_come_little_by_little() -> None:
+    X = some_points()
+    model = MiniBatchKMeans(6, init=X[[0, 1, 2, 3, 5, 17]])  # one row of each cluster
+    for begin in range(0, len(X), 500):
+        model.partial_fit(X[begin : begin + 500])
+    assert -model.score(X) == pytest.approx(KMeans(6, random_state=0, n_init=3).fit(X).inertia_, rel=0.02)
+    assert model.n_steps_ == 12
+    assert model.counts_.sum() == pytest.approx(len(X))
+    with pytest.raises(ValueError, match="n_samples=5 should be >= n_clusters=6"):
+        MiniBatchKMeans(6).partial_fit(X[:5])
+
+
+def test_a_cluster_without_rows_gets_the_farthest_row_of_the_batch() -> None:
+    X = np.array([[0.0], [1.0], [9.0], [10.0], [30.0]])
+    model = MiniBatchKMeans(3, init=np.array([[0.0], [10.0], [900.0]])).partial_fit(X)
+    assert model.cluster_centers_.ravel().tolist() == [0.5, 49 / 3, 30]
+    assert model.labels_.tolist() == [0, 0, 1, 1, 2]
+    cosine = MiniBatchKMeans(2, metric="cosine", random_state=0).fit([[1, 0], [2, 0.1], [0, 3], [0, 1.0]])
+    assert cosine.labels_[0] == cosine.labels_[1] != cosine.labels_[2] == cosine.labels_[3]
+    np.testing.assert_allclose(np.linalg.norm(cosine.cluster_centers_, axis=1), 1)
+
+
+def test_a_saved_model_goes_on(tmp_path: Path) -> None:
+    X = some_points(600)
+    model = MiniBatchKMeans(6, random_state=0).partial_fit(X[:300])
+    model.save(tmp_path / "model.ronde")
+    loaded = ronde.ml.load(tmp_path / "model.ronde")
+    for each in (model, loaded):
+        each.partial_fit(X[300:])
+    assert model.cluster_centers_.tolist() == loaded.cluster_centers_.tolist()
