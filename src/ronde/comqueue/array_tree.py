@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,35 +18,69 @@ from numpy.typing import NDArray
 
 from ronde.errors import UsageError
 
-__all__ = ["describe_tree", "leaves_of", "map_leaves"]
+__all__ = ["Structure", "checksum_of", "describe_tree", "flatten", "leaves_of", "map_leaves"]
 
 Leaf = NDArray[Any]
+Structure = tuple[Hashable, ...]  # of a tree; equal for trees that differ in the values of their leaves only
+
+
+def flatten(tree: Any, name: str) -> tuple[list[Leaf], Structure]:
+    """Return the leaves and the structure, which contains their dtypes and shapes.
+
+    Arrays are not copied; numbers become 0-d arrays. `name`: of the object, for the error. Raises UsageError for a leaf
+    that is neither an array nor a number.
+    """
+    if type(tree) is np.ndarray and not tree.dtype.hasobject:
+        return [tree], (tree.dtype, tree.shape)
+    leaves: list[Leaf] = []
+    structure: list[Hashable] = []
+    try:
+        _collect(tree, leaves, structure)
+    except _NotALeaf:
+        _raise_for_leaf(tree, name)
+        raise
+    return leaves, tuple(structure)
 
 
 def leaves_of(tree: Any, name: str) -> list[Leaf]:
-    """Return the leaves. Arrays are not copied; numbers become 0-d arrays.
+    """Return the leaves, as `flatten` does."""
+    return flatten(tree, name)[0]
 
-    `name`: of the object, for the error. Raises UsageError for a leaf that is neither an array nor a number.
-    """
-    children = _children(tree)
-    if children is None:
-        return [_array(tree, name)]
-    return [leaf for key, child in children for leaf in leaves_of(child, f"{name}{key}")]
+
+class _NotALeaf(Exception):
+    pass
+
+
+def _collect(tree: Any, leaves: list[Leaf], structure: list[Hashable]) -> None:
+    parts = _parts(tree)
+    if parts is None:
+        array = _array(tree)
+        leaves.append(array)
+        structure += (array.dtype, array.shape)
+        return
+    structure.append((type(tree).__name__, _key_order(tuple(tree)) if isinstance(tree, dict) else len(parts)))
+    for part in parts:
+        _collect(part, leaves, structure)
+
+
+@functools.lru_cache(maxsize=1000)
+def checksum_of(structure: Structure) -> int:
+    """Return a number that is the same in all processes for one structure, and most likely another for others."""
+    return zlib.crc32(repr(structure).encode())
 
 
 def describe_tree(tree: Any) -> str:
-    """Return structure, dtypes and shapes as a text, such as `float64 (3, 5)` or `dict(['n']: int64 ())`."""
-    children = None if isinstance(tree, np.ndarray) else _children(tree)
-    if children is None:
-        array = _array(tree, "")
-        return _describe_array(array.dtype, array.shape)
-    inner = ", ".join(f"{key}: {describe_tree(child)}" for key, child in children)
-    return f"{type(tree).__name__}({inner})" if tree is not None else "None"
-
-
-@functools.lru_cache(maxsize=1000)  # NumPy takes several microseconds for the name of a dtype
-def _describe_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    return f"{dtype} {shape}"
+    """Return the structure as a text, such as `float64 (3, 5)` or `dict(['n']: int64 ())`, also of other objects."""
+    if tree is None:
+        return "None"
+    if _parts(tree) is not None:
+        inner = ", ".join(f"{place}: {describe_tree(part)}" for place, part in _places(tree))
+        return f"{type(tree).__name__}({inner})"
+    try:
+        array = _array(tree)
+    except _NotALeaf:
+        return type(tree).__qualname__
+    return f"{array.dtype} {array.shape}"
 
 
 def map_leaves(tree: Any, change: Callable[[Leaf], Leaf]) -> Any:
@@ -53,53 +88,86 @@ def map_leaves(tree: Any, change: Callable[[Leaf], Leaf]) -> Any:
 
     In the place of a number, a 0-d array becomes a number.
     """
-    children = _children(tree)
-    if children is not None:
-        return _rebuilt(tree, [map_leaves(child, change) for _, child in children])
-    changed = change(_array(tree, ""))
+    parts = _parts(tree)
+    if parts is not None:
+        return _rebuilt(tree, [map_leaves(part, change) for part in parts])
+    changed = change(_array(tree))
     if isinstance(tree, np.ndarray) or changed.ndim:
         return changed
     return changed[()] if isinstance(tree, np.generic) else changed.item()
 
 
-def _children(tree: Any) -> list[tuple[str, Any]] | None:
-    """Return the parts of a tree with their places in it, such as `['n']`; None for a leaf."""
+def _parts(tree: Any) -> list[Any] | None:
+    """Return the parts of a tree; None for a leaf."""
     match tree:
+        case np.ndarray() | float():  # leaves, most often
+            return None
         case None:
             return []
         case dict():
-            return [(f"[{key!r}]", tree[key]) for key in sorted(tree, key=repr)]
+            return [tree[key] for key in _key_order(tuple(tree))]
         case list() | tuple():
-            return [(f"[{number}]", child) for number, child in enumerate(tree)]
+            return list(tree)
         case _ if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-            return [(f".{field.name}", getattr(tree, field.name)) for field in dataclasses.fields(tree)]
+            return [getattr(tree, field.name) for field in dataclasses.fields(tree)]
     return None
 
 
-def _rebuilt(tree: Any, children: Sequence[Any]) -> Any:
-    """Return a tree like this one with other parts, in the order of `_children`."""
+@functools.lru_cache(maxsize=1000)
+def _key_order(keys: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+    return tuple(sorted(keys, key=repr))
+
+
+def _places(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a tree with their places in it, such as `['n']`."""
+    match tree:
+        case dict():
+            names = [f"[{key!r}]" for key in _key_order(tuple(tree))]
+        case list() | tuple():
+            names = [f"[{number}]" for number in range(len(tree))]
+        case _ if dataclasses.is_dataclass(tree):
+            names = [f".{field.name}" for field in dataclasses.fields(tree)]
+        case _:
+            names = []
+    return zip(names, _parts(tree) or ())
+
+
+def _rebuilt(tree: Any, parts: Sequence[Any]) -> Any:
+    """Return a tree like this one with other parts, in the order of `_parts`."""
     match tree:
         case None:
             return None
         case dict():
-            parts = dict(zip(sorted(tree, key=repr), children))
-            return type(tree)((key, parts[key]) for key in tree)
+            by_key = dict(zip(_key_order(tuple(tree)), parts))
+            return type(tree)((key, by_key[key]) for key in tree)
         case tuple() if hasattr(tree, "_fields"):
-            return type(tree)(*children)
+            return type(tree)(*parts)
         case list() | tuple():
-            return type(tree)(children)
+            return type(tree)(parts)
     names = [field.name for field in dataclasses.fields(tree)]
-    return dataclasses.replace(tree, **dict(zip(names, children)))
+    return dataclasses.replace(tree, **dict(zip(names, parts)))
 
 
-def _array(leaf: Any, name: str) -> Leaf:
-    if isinstance(leaf, np.ndarray) and leaf.dtype != object:
-        return leaf
+def _array(leaf: Any) -> Leaf:
     if isinstance(leaf, bool):
         return np.asarray(int(leaf))  # so that a sum counts
-    if isinstance(leaf, (numbers.Number, np.generic)):
-        return np.asarray(leaf)
-    raise UsageError(
-        f"{name} is of type {type(leaf).__qualname__}: expected an array, a number, or a dict, list, tuple or "
-        "dataclass of these"
-    )
+    if isinstance(leaf, (np.ndarray, numbers.Number, np.generic)):
+        array = np.asarray(leaf)
+        if not array.dtype.hasobject:
+            return array
+    raise _NotALeaf
+
+
+def _raise_for_leaf(tree: Any, name: str) -> None:
+    """Raise UsageError for the first leaf that is neither an array nor a number."""
+    if _parts(tree) is not None:
+        for place, part in _places(tree):
+            _raise_for_leaf(part, f"{name}{place}")
+        return
+    try:
+        _array(tree)
+    except _NotALeaf:
+        raise UsageError(
+            f"{name} is of type {type(tree).__qualname__}: expected an array, a number, or a dict, list, tuple or "
+            "dataclass of these"
+        ) from None

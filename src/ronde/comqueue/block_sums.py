@@ -1,49 +1,207 @@
 """Sums over the row blocks of all tasks, in the fixed order of `core/sum_tree`.
 
-A summand is a tree of arrays, which travels as its leaves. Each task adds up the summands of its blocks, and the tasks
-exchange their partial sums, of which they have a few each.
+A summand is a tree of arrays. Each task adds up the summands of its blocks to a few partial sums, the nodes of the sum
+tree that lie in its blocks. All tasks know which nodes each of them has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue.array_tree import describe_tree, leaves_of, map_leaves
+from ronde.comqueue.agreement import find_difference
+from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
+from ronde.comqueue.buffers import Buffers
+from ronde.comqueue.packing import layout_of
 from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision
-from ronde.core.sum_tree import SumTree, nodes_of
-from ronde.errors import UsageError
+from ronde.core.splits import even_split
+from ronde.core.sum_tree import Node, SumTree, nodes_of
+from ronde.errors import MismatchError, UsageError
+from ronde.types import Sum
 
 __all__ = ["sum_over_blocks"]
 
-Leaf = NDArray[Any]
+Array = NDArray[Any]
+
+MOST_COLLECTED = 1 << 17  # bytes of the summands of a task, to be added up together
+MOST_GATHERED = 1 << 18  # bytes of the partial sums of all tasks, to be added up by every task
 
 
-def sum_over_blocks(summands: Iterable[Any], division: RowDivision, group: TaskGroup, what: str) -> Any:
-    """Return the sum of the summands of all blocks. All tasks call it.
+def sum_over_blocks(
+    summands: Iterator[Any], division: RowDivision, group: TaskGroup, buffers: Buffers, source: str
+) -> Any:
+    """Return the sum of the summands of all blocks, a new tree. All tasks call it.
 
-    `summands`: those of this task, by block. `what`: gives them, for errors.
+    `summands`: those of this task, by block; a summand may be changed when the next one is asked for. `source`: what
+    gives them, for errors.
     """
-    tree: SumTree[Any] = SumTree(lambda left, right, is_made: add_trees(left, right, what))
-    for block, summand in zip(division.blocks_of(group.task_id), summands, strict=True):
-        tree.append(0, block, summand)
-    everyone = group.allgather_object([partial for _, partial in tree.nodes()])
-    whole: SumTree[Any] = SumTree(lambda left, right, is_made: add_trees(left, right, what))
-    for task, partials in enumerate(everyone):
-        for (level, number), partial in zip(nodes_of(division.blocks_of(task)), partials, strict=True):
-            whole.append(level, number, partial)
-    return whole.total()
+    blocks = division.blocks_of(group.task_id)
+    mine = _Summands(summands, source)
+    partials = mine.add_up(blocks, buffers) if blocks else []
+    if 0 in division.blocks:  # tasks without blocks learn from another what a summand looks like
+        busy = next(task for task, count in enumerate(division.blocks) if count)
+        example = group.broadcast_object(mine.example, busy)
+        if not blocks:
+            mine.take_example(example)
+    if group.num_tasks > 1:
+        difference = find_difference(group, mine.structure, lambda: describe_tree(mine.example))
+        if difference is not None:
+            raise MismatchError(
+                f"{source} gives {difference}: expected one structure, dtype and shape on all tasks"
+            )
+    nodes = _nodes_by_task(tuple(division.blocks))
+    flats = [
+        _total([partial[number] for partial in partials], size, dtype, nodes, group)
+        for number, (dtype, size) in enumerate(zip(mine.layout.dtypes, mine.layout.sizes))
+    ]
+    totals = mine.layout.parts(flats)
+    return map_leaves(mine.example, lambda leaf: next(totals))
 
 
-def add_trees(left: Any, right: Any, what: str) -> Any:
-    rights = iter(leaves_of(right, what))
-    if describe_tree(left) != describe_tree(right):
-        raise UsageError(
-            f"{what} gives {describe_tree(left)} for one block and {describe_tree(right)} for another: expected one "
-            "structure, dtype and shape for all blocks"
-        )
-    return map_leaves(left, lambda leaf: np.asarray(np.add(leaf, next(rights))))
+@functools.lru_cache(maxsize=100)
+def _nodes_by_task(blocks: tuple[int, ...]) -> list[list[Node]]:
+    ends = np.cumsum(blocks).tolist()
+    return [nodes_of(range(end - count, end)) for end, count in zip(ends, blocks)]
+
+
+class _Summands:
+    """The summands of the blocks of one task, and their sums as flat arrays, one for each dtype.
+
+    Attributes:
+        example: A summand.
+        structure: That of all summands.
+        layout: That of the flat arrays.
+    """
+
+    def __init__(self, summands: Iterator[Any], source: str) -> None:
+        self._summands, self._source = summands, source
+        self.example: Any = None
+
+    def take_example(self, summand: Any) -> list[Array]:
+        """Expect summands of this structure. Return the leaves."""
+        leaves, self.structure = flatten(summand, self._source)
+        self.layout = layout_of(leaves)
+        self.example = summand
+        return leaves
+
+    def add_up(self, blocks: range, buffers: Buffers) -> list[list[Array]]:
+        """Return the partial sums of some blocks, at least one."""
+        first = self.take_example(next(self._summands))
+        if sum(leaf.nbytes for leaf in first) * len(blocks) <= MOST_COLLECTED:
+            return self._add_up_levels(first, blocks)
+        self.example = map_leaves(self.example, _without_memory)
+        return self._add_up_blocks([first], blocks, buffers)
+
+    def _leaves(self, summand: Any) -> list[Array]:
+        """Return the leaves of a summand. Raises UsageError if it has another structure than the first one."""
+        leaves, structure = flatten(summand, self._source)
+        if structure != self.structure:
+            raise UsageError(
+                f"{self._source} gives {describe_tree(self.example)} for one block and {describe_tree(summand)} for "
+                "another: expected one structure, dtype and shape for all blocks"
+            )
+        return leaves
+
+    def _add_up_levels(self, first: list[Array], blocks: range) -> list[list[Array]]:
+        """Add up each level of the tree at once: little work in Python, but all summands are kept."""
+        flats = [
+            np.empty((len(blocks), size), dtype) for dtype, size in zip(self.layout.dtypes, self.layout.sizes)
+        ]
+        parts = list(self.layout.parts(flats))
+        for part, leaf in zip(parts, first):
+            part[0] = leaf
+        for number, summand in enumerate(self._summands, 1):
+            if type(summand) is np.ndarray and (summand.dtype, summand.shape) == self.structure:  # most often
+                parts[0][number] = summand
+                continue
+            for part, leaf in zip(parts, self._leaves(summand)):
+                part[number] = leaf
+        return [
+            [_sum_of_rows(flat[(number << level) - blocks.start :][: 1 << level]) for flat in flats]
+            for level, number in nodes_of(blocks)
+        ]
+
+    def _add_up_blocks(self, first: list[list[Array]], blocks: range, buffers: Buffers) -> list[list[Array]]:
+        """Add up one block after the other, and keep one or two sums for each level of the tree.
+
+        No summand is kept, so that the next one finds the memory of the last one. `first`: has the leaves of the first.
+        """
+
+        def keep(leaves: list[Array]) -> list[Array]:
+            kinds = zip(self.layout.sizes, self.layout.dtypes)
+            flats = [buffers.empty(size, dtype) for size, dtype in kinds]
+            self.layout.pack(leaves, flats)
+            return flats
+
+        def add(left: list[Array], right: list[Array], level: int) -> list[Array]:
+            for one, other in zip(left if level else self.layout.parts(left), right):
+                np.add(one, other, out=one)
+            return left
+
+        tree = SumTree(add, keep)
+        for block in blocks:
+            tree.append(0, block, first.pop() if first else self._leaves(next(self._summands)))
+        return [flats for _, flats in tree.nodes()]
+
+
+def _without_memory(leaf: Array) -> Array:
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+
+def _sum_of_rows(rows: Array) -> Array:
+    """Return the sum of a power of two of rows, along the tree."""
+    while len(rows) > 1:
+        rows = rows[0::2] + rows[1::2]
+    return cast(Array, rows[0])
+
+
+def _total(
+    partials: Sequence[Array],
+    size: int,
+    dtype: np.dtype[Any],
+    nodes: Sequence[Sequence[Node]],
+    group: TaskGroup,
+) -> Array:
+    """Return the sum of the partial sums of all tasks. `nodes`: which partial sums each task has."""
+    counts = [len(each) for each in nodes]
+    if counts == [1]:
+        return partials[0]
+    if counts == [1, 1]:  # the order of tasks is that of the tree
+        group.allreduce(partials[0], Sum)
+        return partials[0]
+    all_nodes = [node for each in nodes for node in each]
+    if sum(counts) * size * dtype.itemsize <= MOST_GATHERED:
+        return _sum_of_nodes(_gathered(partials, size, dtype, counts, group), all_nodes)
+    shares = even_split(size, group.num_tasks)
+    ends = np.cumsum(shares)
+    pieces = [partial[end - share : end] for end, share in zip(ends, shares) for partial in partials]
+    sent = np.concatenate([np.empty(0, dtype), *pieces])  # also of a task without blocks
+    mine = group.alltoall(sent, [share * len(partials) for share in shares])
+    return group.allgather(_sum_of_nodes(mine.reshape(sum(counts), -1), all_nodes))
+
+
+def _gathered(
+    partials: Sequence[Array], size: int, dtype: np.dtype[Any], counts: Sequence[int], group: TaskGroup
+) -> Array:
+    """Return the partial sums of all tasks, one in each row.
+
+    Each task fills its rows, and the bytes of all tasks are added: an all-reduce takes less time than an all-gather.
+    """
+    rows = np.zeros((sum(counts), size), dtype)
+    for row, partial in enumerate(partials, sum(counts[: group.task_id])):
+        rows[row] = partial
+    if group.num_tasks > 1 and size:
+        group.allreduce(rows.view(np.uint8), Sum)
+    return rows
+
+
+def _sum_of_nodes(rows: Array, nodes: Sequence[Node]) -> Array:
+    tree: SumTree[Array] = SumTree(lambda left, right, level: np.add(left, right), lambda row: row)
+    for (level, number), row in zip(nodes, rows, strict=True):
+        tree.append(level, number, row)
+    return tree.total()

@@ -6,16 +6,17 @@ missing object, and another structure, dtype or shape on one task, is the same e
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue.array_tree import describe_tree, leaves_of, map_leaves
+from ronde.comqueue.agreement import find_difference
+from ronde.comqueue.array_tree import Structure, describe_tree, flatten, leaves_of, map_leaves
+from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.context import ComContext
+from ronde.comqueue.reductions import Combine, reduce_flat, reduce_leaves
 from ronde.comqueue.task_group import TaskGroup, combine_in_order
 from ronde.core.splits import even_split
 from ronde.errors import MismatchError, UsageError
@@ -32,15 +33,11 @@ __all__ = [
     "CommunicateFunction",
     "Gather",
     "ReduceScatter",
-    "piece_owners",
 ]
 
 SUM, MAX, MIN = Sum, Max, Min
-PIECE = 4096  # elements; of a reduction by a function, each piece has an owner
-MISSING = "missing"
 
 Array = NDArray[Any]
-Combine = Callable[[Array, Array], Array]
 
 
 class CommunicateFunction(ABC):
@@ -77,8 +74,7 @@ class AllReduce(CommunicateFunction):
     """
 
     def __init__(self, name: str, length_name: str | None = None, op: ReduceOp | Combine = SUM) -> None:
-        if not isinstance(op, ReduceOp) and not callable(op):
-            raise UsageError(f"op must be SUM, MAX, MIN or a function of two arrays, not {op!r}")
+        check_op(op)
         self.name, self.length_name, self.op = name, length_name, op
 
     def __repr__(self) -> str:
@@ -89,38 +85,19 @@ class AllReduce(CommunicateFunction):
         require_same(context, group, self.name, length)
         tree = context.get_obj(self.name)
         if length is not None:
-            self._reduce(group, tree[:length])
+            reduce_flat(group, tree[:length], self.op)
         elif isinstance(tree, np.ndarray) and tree.flags.c_contiguous and tree.flags.writeable:
-            self._reduce(group, tree)
+            reduce_flat(group, tree.reshape(-1), self.op)
         else:
-            context.put_obj(self.name, self._reduce_tree(group, tree))
+            results = iter(reduce_leaves(group, leaves_of(tree, self.name), self.op, Buffers()))
+            context.put_obj(self.name, map_leaves(tree, lambda leaf: _in_place(leaf, next(results))))
 
-    def _reduce_tree(self, group: TaskGroup, tree: Any) -> Any:
-        """Reduce all leaves of one dtype together."""
-        leaves = leaves_of(tree, self.name)
-        by_dtype: dict[np.dtype[Any], list[Array]] = {}
-        for leaf in leaves:
-            by_dtype.setdefault(leaf.dtype, []).append(leaf)
-        results = {}
-        for dtype, group_of_leaves in by_dtype.items():
-            flat = np.concatenate([leaf.reshape(-1) for leaf in group_of_leaves])
-            self._reduce(group, flat)
-            results[dtype] = iter(np.split(flat, np.cumsum([leaf.size for leaf in group_of_leaves])[:-1]))
 
-        def result_in_place(leaf: Array) -> Array:
-            result = next(results[leaf.dtype]).reshape(leaf.shape)
-            if not leaf.flags.writeable or not leaf.ndim:
-                return result
-            leaf[...] = result
-            return leaf
-
-        return map_leaves(tree, result_in_place)
-
-    def _reduce(self, group: TaskGroup, array: Array) -> None:
-        if isinstance(self.op, ReduceOp):
-            group.allreduce(array, self.op)
-        elif group.num_tasks > 1:
-            _reduce_by_pieces(group, array.reshape(-1), self.op)
+def _in_place(leaf: Array, result: Array) -> Array:
+    if not leaf.flags.writeable or not leaf.ndim:
+        return result
+    leaf[...] = result
+    return leaf
 
 
 class ReduceScatter(CommunicateFunction):
@@ -218,54 +195,33 @@ class Barrier(CommunicateFunction):
         group.allreduce(np.zeros(1, np.uint8), MAX)
 
 
+def check_op(op: object) -> None:
+    """Raise UsageError if it is neither a reduction nor a function."""
+    if not isinstance(op, ReduceOp) and not callable(op):
+        raise UsageError(f"op must be SUM, MAX, MIN or a function of two arrays, not {op!r}")
+
+
 def require_same(context: ComContext, group: TaskGroup, name: str, length: int | None = None) -> None:
     """Raise MismatchError on all tasks unless all have an object of that name with the same structure and shapes.
 
-    The tasks compare checksums, and exchange descriptions only if these differ. `length`: compared, too.
+    `length`: compared, too.
     """
-    found = describe_tree(context.get_obj(name)) if context.contains_obj(name) else MISSING
-    if length is not None:
-        found += f", of which {length} elements"
-    checksum = zlib.crc32(found.encode())
-    extremes = np.array((checksum, -checksum))
-    group.allreduce(extremes, MAX)
-    if extremes[0] == -extremes[1] and found != MISSING:
-        return
-    everyone = group.allgather_object(found)
-    other = next((task for task, text in enumerate(everyone) if text != everyone[0]), None)
+    structure: Structure = ("missing",)
+    if context.contains_obj(name):
+        _, structure = flatten(context.get_obj(name), name)
+
+    def describe() -> str:
+        found = describe_tree(context.get_obj(name)) if context.contains_obj(name) else "missing"
+        return found if length is None else f"{found}, of which {length} elements"
+
+    difference = find_difference(group, (*structure, length), describe)
     step = f"in step {context.step_no}"
-    if other is None:
+    if difference is not None:
+        raise MismatchError(
+            f"object {name!r} {step} is {difference}: it must have one structure, dtype and shape on all tasks"
+        )
+    if not context.contains_obj(name):
         raise UsageError(f"there is no object {name!r} on any task {step}: {context.describe_names()}")
-    raise MismatchError(
-        f"object {name!r} {step} is {everyone[0]} on task 0 and {everyone[other]} on task {other}: it must have one "
-        "structure, dtype and shape on all tasks"
-    )
-
-
-def piece_owners(length: int, num_tasks: int) -> list[int]:
-    """Return how many elements each task combines: whole pieces of 4,096, the last one of the array perhaps shorter.
-
-    Of p pieces, task i owns p // n + (i < p % n), in the order of tasks.
-    """
-    pieces = even_split(-(-length // PIECE), num_tasks)
-    ends = [min(sum(pieces[: task + 1]) * PIECE, length) for task in range(num_tasks)]
-    return [end - begin for begin, end in zip([0, *ends], ends)]
-
-
-def _reduce_by_pieces(group: TaskGroup, flat: Array, combine: Combine) -> None:
-    """Send each piece to its owner, which combines it in the order of tasks and sends the result to all."""
-    counts = piece_owners(len(flat), group.num_tasks)
-    mine = counts[group.task_id]
-    parts = group.alltoall(flat, counts).reshape(group.num_tasks, mine)
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total = np.asarray(combine(total, part))
-        if total.shape != part.shape:
-            raise UsageError(
-                f"the function that combines two arrays of shape {part.shape} returned one of shape {total.shape}: it "
-                "must work element by element"
-            )
-    flat[:] = group.allgather(total.astype(flat.dtype, copy=False))
 
 
 def _length(context: ComContext, name: str, length_name: str) -> int:

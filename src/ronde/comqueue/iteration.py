@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ronde.comqueue.array_tree import map_leaves
+from ronde.comqueue.agreement import find_difference
+from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
 from ronde.comqueue.block_sums import sum_over_blocks
 from ronde.comqueue.blocks import RowBlocks, TaskRows
-from ronde.comqueue.communication import MAX, MIN, SUM, AllGather, AllReduce, Broadcast, CommunicateFunction
+from ronde.comqueue.buffers import Buffers
+from ronde.comqueue.communication import MAX, MIN, SUM, AllGather, Broadcast, CommunicateFunction, check_op
 from ronde.comqueue.context import ComContext
 from ronde.comqueue.functions import name_of
 from ronde.comqueue.queue import IterativeComQueue
+from ronde.comqueue.reductions import reduce_leaves
 from ronde.comqueue.task_group import TaskGroup
+from ronde.errors import MismatchError
 from ronde.light_dataclasses import dataclass, replace
 from ronde.types import ReduceOp
 
@@ -60,10 +61,10 @@ class IterationStep:
         step_no: The number of this step, from 1.
     """
 
-    def __init__(self, context: ComContext, group: TaskGroup, rows: TaskRows) -> None:
+    def __init__(self, context: ComContext, group: TaskGroup, rows: TaskRows, buffers: Buffers) -> None:
         self.task_id, self.num_tasks, self.step_no = context.task_id, context.num_tasks, context.step_no
         self.state: SimpleNamespace = context.get_obj(STATE)
-        self._context, self._group, self._rows = context, group, rows
+        self._context, self._group, self._rows, self._buffers = context, group, rows, buffers
         self._operations = 0
 
     @property
@@ -109,16 +110,15 @@ class IterationStep:
 
         Args:
             function: Gets a block, which looks as `data` does, and returns an array, a number, or a tree of these. All
-                its results have one structure, dtype and shape, and it changes none that it has returned.
+                its results have one structure, dtype and shape. It may fill the same array each time.
 
         Raises:
             MismatchError: Another task has another structure, dtype or shape.
             PeerLostError: Another task has ended.
             UsageError: As of `map_blocks`; or two blocks give another structure, dtype or shape.
         """
-        return sum_over_blocks(
-            map(function, self.blocks), self._rows.division, self._group, name_of(function)
-        )
+        summands = map(function, self.blocks)
+        return sum_over_blocks(summands, self._rows.division, self._group, self._buffers, name_of(function))
 
     def sum(self, tree: Any) -> Any:
         """Return the sum over all tasks, formed in the order of tasks.
@@ -167,7 +167,19 @@ class IterationStep:
             MismatchError: As of `sum`.
             PeerLostError: As of `sum`.
         """
-        return self._communicate(lambda name: AllReduce(name, op=op), map_leaves(tree, _copied))
+        check_op(op)
+        self._operations += 1
+        name = f"operation {self._operations}"
+        leaves, structure = flatten(tree, name)
+        if self.num_tasks > 1:
+            difference = find_difference(self._group, structure, lambda: describe_tree(tree))
+            if difference is not None:
+                raise MismatchError(
+                    f"object {name!r} in step {self.step_no} is {difference}: it must have one structure, dtype and "
+                    "shape on all tasks"
+                )
+        results = reduce_leaves(self._group, leaves, op, self._buffers)
+        return map_leaves(tree, lambda leaf: next(results))
 
     def gather(self, obj: Any) -> list[Any]:
         """Return the objects of all tasks, as a list by task.
@@ -218,6 +230,7 @@ class _StepItem(CommunicateFunction):
     def __init__(self, function: Callable[[IterationStep], Any], names: Sequence[str] | None) -> None:
         self._function, self._names = function, names
         self._rows: TaskRows | None = None
+        self._buffers = Buffers()
 
     def __repr__(self) -> str:
         return name_of(self._function)
@@ -226,7 +239,7 @@ class _StepItem(CommunicateFunction):
         if self._rows is None:
             self._rows = TaskRows(context, _object_names(self._names))
         context.put_obj(STOP, False)
-        return self._function(IterationStep(context, group, self._rows))
+        return self._function(IterationStep(context, group, self._rows, self._buffers))
 
 
 class _LastItem(_StepItem):
@@ -290,10 +303,6 @@ def iterate(
     outputs = [output for _, output in results] if finish else ()
     result: IterationResult = replace(results[0][0], outputs=outputs)
     return result
-
-
-def _copied(leaf: NDArray[Any]) -> NDArray[Any]:
-    return np.array(leaf, order="C")
 
 
 def _object_names(names: Sequence[str] | None) -> str | dict[str, str]:

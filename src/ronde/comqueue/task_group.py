@@ -39,12 +39,13 @@ class TaskGroup(Protocol):
     num_tasks: int
     tasks_here: int
 
-    def allreduce(self, array: Array, op: ReduceOp) -> None:
-        """Combine the arrays of all tasks, element by element in the order of tasks, and store the result in each.
+    def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
+        """Combine the arrays of all tasks, element by element in the order of tasks, and store the result on each.
 
         Args:
             array: A C-contiguous array, of the same shape and dtype on all tasks.
             op: `ronde.Sum`, `Max`, `Min`, `Product` or `Average`.
+            out: Where the result goes, C-contiguous and of the same shape and dtype (None: into `array`).
 
         Raises:
             PeerLostError: A task has ended.
@@ -65,7 +66,7 @@ class TaskGroup(Protocol):
 
         Args:
             array: Of at least one axis.
-            splits: How many rows go to each task, the same on all tasks.
+            splits: How many rows go to each task. Other tasks may send other numbers of rows.
 
         Raises:
             PeerLostError: A task has ended.
@@ -102,8 +103,8 @@ class RankGroup:
         self.task_id, self.num_tasks, self.tasks_here = world.rank, world.size, world.local_size
         self._world = world
 
-    def allreduce(self, array: Array, op: ReduceOp) -> None:
-        self._world.allreduce(array, op=op, out=array)
+    def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
+        self._world.allreduce(array, op=op, out=array if out is None else out)
 
     def allgather(self, array: Array) -> Array:
         return self._world.allgather(array)
@@ -160,16 +161,16 @@ class ThreadGroup:
         """Let present and later calls of the other tasks raise PeerLostError, unless this task has taken part."""
         self._shared.leave(self.task_id)
 
-    def allreduce(self, array: Array, op: ReduceOp) -> None:
+    def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
         result = self._exchange(array, lambda arrays: combine_in_order(arrays, op))
-        array[...] = result
+        (array if out is None else out)[...] = result
 
     def allgather(self, array: Array) -> Array:
         return self._exchange(array, np.concatenate)
 
     def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
-        first, last = sum(splits[: self.task_id]), sum(splits[: self.task_id + 1])
-        return self._exchange(array, lambda arrays: np.concatenate([each[first:last] for each in arrays]))
+        parts = np.split(array, np.cumsum(splits)[:-1])
+        return self._exchange(parts, lambda sent: np.concatenate([each[self.task_id] for each in sent]))
 
     def broadcast_object(self, obj: Any, root: int) -> Any:
         return self._exchange(

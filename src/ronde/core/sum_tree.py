@@ -7,7 +7,7 @@ nodes, at most two for each level. The nodes of all tasks, in order, add up to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 __all__ = ["Node", "SumTree", "nodes_of"]
@@ -19,34 +19,34 @@ Node = tuple[int, int]  # level, number
 class SumTree(Generic[Summand]):
     """Adds up consecutive nodes, which come in order; it keeps no more than two for each level.
 
-    `add`: returns the sum of two summands, the left one and the right one. The third argument is whether the left one
-    is a sum that `add` has returned, and may be overwritten.
+    `keep`: returns what is kept of a node until its sibling comes. `add`: returns the sum of what is kept and another
+    node, to the right, and may change the former. Its third argument is the level of the former.
     """
 
-    def __init__(self, add: Callable[[Summand, Summand, bool], Summand]) -> None:
-        self._add = add
-        self._nodes: list[tuple[int, int, Summand, bool]] = []  # level, number, sum, made here
+    def __init__(
+        self, add: Callable[[Summand, Summand, int], Summand], keep: Callable[[Summand], Summand]
+    ) -> None:
+        self._add, self._keep = add, keep
+        self._nodes: list[tuple[int, int, Summand]] = []  # level, number, sum
 
     def append(self, level: int, number: int, summand: Summand) -> None:
         """Add the node that follows the last one."""
-        is_made = False
         nodes = self._nodes
-        while number & 1 and nodes and nodes[-1][:2] == (level, number - 1):
-            _, _, left, is_left_made = nodes.pop()
-            summand, is_made = self._add(left, summand, is_left_made), True
+        is_sum = False
+        while number & 1 and nodes and nodes[-1][0] == level:
+            summand, is_sum = self._add(nodes.pop()[2], summand, level), True
             level, number = level + 1, number >> 1
-        nodes.append((level, number, summand, is_made))
+        nodes.append((level, number, summand if is_sum else self._keep(summand)))
 
-    def nodes(self) -> Iterator[tuple[Node, Summand]]:
-        """Yield the nodes of which the leaves so far consist, in order."""
-        for level, number, summand, _ in self._nodes:
-            yield (level, number), summand
+    def nodes(self) -> list[tuple[Node, Summand]]:
+        """Return the nodes of which the leaves so far consist, in order."""
+        return [((level, number), summand) for level, number, summand in self._nodes]
 
     def total(self) -> Summand:
         """Return the sum of all nodes. They must begin with leaf 0."""
-        *others, (_, _, total, _) = self._nodes
-        for _, _, left, is_made in reversed(others):
-            total = self._add(left, total, is_made)
+        *others, (_, _, total) = self._nodes
+        for level, _, left in reversed(others):
+            total = self._add(left, total, level)
         return total
 
 

@@ -53,6 +53,11 @@ def step(c: IterationStep) -> None:
     c.state.centers = centers
 
 
+def sum_blocks_step(c: IterationStep) -> None:
+    c.state.small = c.sum_blocks(lambda rows: {"rows": rows.sum(axis=0), "n": len(rows)})
+    c.state.large = c.sum_blocks(lambda rows: np.outer(np.arange(40_000) / 3, rows.sum(axis=0)))
+
+
 def centers_in_a_job(points: NDArray[Any], start: NDArray[Any]) -> NDArray[Any]:
     ronde.init()
     centers: NDArray[Any] = iterate(step, data=points, state={"centers": start}, max_iter=50).state.centers

@@ -47,6 +47,18 @@ def test_processes_threads_and_clusters_give_the_same_bits_in_both_forms() -> No
         assert np.array_equal(in_a_job, centers)
 
 
+@pytest.mark.parametrize("num_tasks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_sums_over_row_blocks_have_the_bits_of_one_thread(num_tasks: int) -> None:
+    rows = np.random.default_rng(0).normal(size=(20, 3)) * 10.0 ** np.arange(-9, 9, 6)
+
+    def found(on: str) -> list[bytes]:
+        state = {"small": None, "large": None}
+        result = iterate(kmeans.sum_blocks_step, data=rows, state=state, max_iter=2, on=on).state
+        return [result.small["rows"].tobytes(), result.small["n"].to_bytes(), result.large.tobytes()]
+
+    assert found(f"local:{num_tasks}") == found("threads:1")
+
+
 @pytest.mark.parametrize("on", ["threads:1", "threads:4", pytest.param("local:3", marks=pytest.mark.slow)])
 def test_the_centroids_of_iris_are_those_of_scikit_learn(on: str) -> None:
     points = iris()

@@ -45,6 +45,33 @@ def test_a_sum_has_the_same_bits_for_any_number_of_tasks(count: int) -> None:
     assert all(found(tasks) == expected for tasks in (2, 3, 4, 5, 6, 7, 8, 9))
 
 
+@pytest.mark.parametrize("size", [1, 3000, 50_000])
+def test_a_function_may_fill_the_same_arrays_each_time(size: int) -> None:
+    scales = 10.0 ** np.random.default_rng(size).integers(-8, 9, size)
+
+    def step(c: IterationStep) -> None:
+        filled = (np.zeros((size, 1)), np.zeros((size, 2), np.float32), np.zeros((), np.int8))
+
+        def fill(block: Array) -> Any:
+            for each in filled[:2]:
+                each[:] = (block.sum() * scales).reshape(size, -1)
+            filled[2][...] = len(block)
+            return filled
+
+        c.state.earlier.append(c.sum_blocks(fill))
+
+    def found(tasks: int) -> list[bytes]:
+        result = iterate(step, data=rows[:9], state={"earlier": []}, max_iter=2, on=f"threads:{tasks}")
+        first, second = ([leaf.tobytes() for leaf in each] for each in result.state.earlier)
+        assert first == second
+        return first
+
+    rows = rows_of(9)
+    expected = found(1)
+    assert np.frombuffer(expected[2], np.int8) == 9
+    assert all(found(tasks) == expected for tasks in (2, 3, 4, 10))
+
+
 class Source:
     """Rows that are counted when they are read. The sum over all tasks of `read`: of one process only."""
 

@@ -7,8 +7,9 @@ from ronde.core.splits import even_split
 from ronde.core.sum_tree import SumTree, nodes_of
 
 
-def joined(left: str, right: str, is_made: bool) -> str:
-    assert is_made == left.startswith("(")
+def joined(left: str, right: str, level: int) -> str:
+    assert level == left.count(",").bit_length() - 1
+    assert left.count(",") >= right.count(",")
     return f"({left}{right})"
 
 
@@ -21,7 +22,7 @@ def recursive(begin: int, end: int) -> str:
 
 
 def tree_of(leaves: range) -> SumTree[str]:
-    tree = SumTree(joined)
+    tree = SumTree(joined, str)
     for leaf in leaves:
         tree.append(0, leaf, f"{leaf},")
     return tree
@@ -29,7 +30,7 @@ def tree_of(leaves: range) -> SumTree[str]:
 
 @given(st.integers(1, 200), st.integers(1, 9))
 def test_any_number_of_tasks_makes_the_same_additions(leaves: int, num_tasks: int) -> None:
-    whole, begin = SumTree(lambda left, right, _: f"({left}{right})"), 0
+    whole, begin = SumTree(joined, str), 0
     for count in even_split(leaves, num_tasks):
         for (level, number), partial in tree_of(range(begin, begin + count)).nodes():
             whole.append(level, number, partial)

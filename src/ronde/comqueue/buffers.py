@@ -1,0 +1,40 @@
+"""Memory for the results of each step, used again as soon as nothing refers to it.
+
+The system hands out fresh memory page by page, which takes longer than an addition of what the pages hold.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Buffers"]
+
+LARGE = 1 << 16  # bytes; smaller arrays are not kept
+UNUSED = (
+    3  # references to a kept buffer: of the list, of the variable below, and of the argument of getrefcount
+)
+
+
+class Buffers:
+    """Makes arrays for one task. Each belongs to its user; its memory returns when the last view of it is gone."""
+
+    def __init__(self) -> None:
+        self._kept: list[NDArray[np.uint8]] = []
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array of one axis with any content."""
+        num_bytes = size * dtype.itemsize
+        if num_bytes < LARGE:
+            return np.empty(size, dtype)
+        unused = [buffer for buffer in self._kept if sys.getrefcount(buffer) == UNUSED]
+        for buffer in unused:
+            if buffer.nbytes == num_bytes:
+                return buffer.view(dtype)
+        ids = set(map(id, unused))  # all of other sizes
+        self._kept = [buffer for buffer in self._kept if id(buffer) not in ids]
+        self._kept.append(np.empty(num_bytes, np.uint8))
+        return self._kept[-1].view(dtype)
