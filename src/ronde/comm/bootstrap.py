@@ -17,12 +17,15 @@ import operator
 import os
 import socket
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from ronde.comm.byte_exchange import Exchange
+import numpy as np
+
+from ronde.comm.byte_exchange import Exchange, framed, unframed
 from ronde.comm.equal_values import as_texts, check_equal
 from ronde.core.placement import Topology, compute_topology
 from ronde.core.typed_json import TypedJson
@@ -102,6 +105,9 @@ def exchange_through(
 ) -> Exchange:
     """Return an exchange through a store, under keys that begin with `prefix` and are deleted after use.
 
+    Rank 0 collects what all ranks have stored, and stores it as one value. So the store serves a few requests of each
+    rank, and not one for each pair of ranks.
+
     `last_refusal` returns a phrase for errors about the last connection that the store refused, or "". The time counts
     from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
     """
@@ -121,31 +127,49 @@ def exchange_through(
         nonlocal rounds
         base, rounds = f"{prefix}/{rounds}", rounds + 1
         store.set(f"{base}/{rank}", mine)
-        records = []
-        for peer in range(size):
-            try:
-                left_ns = max(0, deadline_ns - time.monotonic_ns())
-                records.append(mine if peer == rank else store.get(f"{base}/{peer}", left_ns))
-            except TimeoutError:
-                late = missing(base) or [peer]
-                message = (
-                    f"waited {round(timeout_ns / 1e9, 1):g} s for {named_ranks(late)} of {size} to join at "
-                    f"{store.address}"
-                )
-                if refusal := last_refusal():
-                    message += f"; the store {refusal}"
-                else:
-                    message += "; every rank must call ronde.init() within that time (RONDE_START_TIMEOUT)"
-                raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
+        left_ns = max(0, deadline_ns - time.monotonic_ns())
+        try:
+            if rank == 0:
+                records = store.multi_get([f"{base}/{peer}" for peer in range(size)], left_ns)
+                store.set(f"{base}/all", _packed(records))
+            else:
+                records = _unpacked(store.get(f"{base}/all", left_ns), size)
+        except TimeoutError:
+            late = missing(base) or [0]
+            message = (
+                f"waited {round(timeout_ns / 1e9, 1):g} s for {named_ranks(late)} of {size} to join at "
+                f"{store.address}"
+            )
+            if refusal := last_refusal():
+                message += f"; the store {refusal}"
+            else:
+                message += "; every rank must call ronde.init() within that time (RONDE_START_TIMEOUT)"
+            raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
         # The last reader deletes the keys. If the store is gone by now, its host has read all keys, as this rank has.
         with suppress(PeerLostError):
             if store.add(f"{base}/read", 1) == size:
-                for peer in range(size):
-                    store.delete_key(f"{base}/{peer}")
-                store.delete_key(f"{base}/read")
+                store.delete_prefix(f"{base}/")
         return records
 
     return exchange
+
+
+def _packed(records: list[bytes]) -> bytes:
+    """Return the records as one value. They have much in common, so they are compressed: 512 to a twentieth."""
+    return zlib.compress(b"".join(framed(record).tobytes() for record in records), zlib.Z_BEST_SPEED)
+
+
+def _unpacked(packed: bytes, count: int) -> list[bytes]:
+    """Return the records of a value. Raises ProtocolError if it is malformed."""
+    unzip = zlib.decompressobj()
+    try:
+        text = unzip.decompress(packed, count * 2 * RECORD_LIMIT_BYTES)
+        records = unframed(np.frombuffer(text, np.uint8)) if unzip.eof else []
+    except (zlib.error, ProtocolError):
+        records = []
+    if len(records) != count:
+        raise ProtocolError(f"the start-up records that rank 0 has collected are malformed: expected {count}")
+    return records
 
 
 def wire(

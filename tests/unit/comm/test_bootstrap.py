@@ -6,7 +6,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -235,6 +236,51 @@ def test_settings_that_must_agree(name: str, values: tuple[object, object]) -> N
             f"{name} is {values[0]!r} on rank 0 and {values[1]!r} on rank 1: it must be the same on all ranks"
         )
         assert str(error) == message
+
+
+class CountingStore(MemoryStore):
+    """Counts the bytes of the values that it gives."""
+
+    given = 0
+
+    def get(self, key: str, timeout_ns: int) -> bytes:
+        value = super().get(key, timeout_ns)
+        self.given += len(value)
+        return value
+
+    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
+        values = super().multi_get(keys, timeout_ns)
+        self.given += sum(map(len, values))
+        return values
+
+
+def test_a_store_gives_each_rank_all_records_as_one_small_value() -> None:
+    size, record = 64, b"of a rank, like those of all others " * 10
+    store = CountingStore()
+
+    def body(rank: int) -> list[bytes]:
+        return exchange_through(store, "w", rank, size, 60 * SECOND)(b"%d %s" % (rank, record))
+
+    for told in in_threads(size, body):
+        assert told == [b"%d %s" % (rank, record) for rank in range(size)]
+    assert store.given < size * len(record) * size / 10
+    assert store.num_keys() == 0
+
+
+def test_collected_records_that_are_malformed() -> None:
+    for packed in (
+        b"",
+        b"no zlib",
+        zlib.compress(b""),
+        zlib.compress(bytes(1 << 20)),
+        zlib.compress(b"\xff" * 20),
+    ):
+        store = MemoryStore()
+        store.set("w/0/all", packed)
+        with pytest.raises(
+            ProtocolError, match="the start-up records that rank 0 has collected are malformed"
+        ):
+            exchange_through(store, "w", 1, 2, SECOND)(b"mine")
 
 
 def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
