@@ -1,11 +1,17 @@
-"""Measures a step of an iterative algorithm: what it costs beside the algorithm, which here does nothing.
+"""Measures iterative algorithms: a step that only communicates, and fits of estimators.
 
     python benchmarks/iterate.py --csv iterate.csv
+    python benchmarks/iterate.py --cases kmeans --rounds 3               # with the extra `ml`
 
-A step sums an array of float64 over all tasks. The contestants run in one set of processes, in turns of as many steps
-as take some 20 ms: `queue` is an IterativeComQueue with AllReduce, `iterate` the step function of `iterate`, and
-`allreduce` the bare call of the communicator, which they are held against. The table shows medians over rounds, of task
-0. With PySpark installed, `--contestants spark` adds Spark's way of iterating: a job for each step.
+Case `steps`: a step sums an array of float64 over all tasks. The contestants run in one set of processes, in turns of
+as many steps as take some 20 ms: `queue` is an IterativeComQueue with AllReduce, `iterate` the step function of
+`iterate`, and `allreduce` the bare call of the communicator, which they are held against. The table shows medians over
+rounds, of task 0. With PySpark installed, `--contestants queue iterate allreduce spark` adds Spark's way of iterating:
+a job for each step.
+
+Case `kmeans`: 20 steps with 16 centers on 1,000,000 x 20 float64. Ronde in threads and in processes is held against
+scikit-learn with as many threads, the same rows and the same first centers; where PySpark is installed, Spark's MLlib
+takes part. The table shows the medians of the CPU time of all processes, and of the time, in seconds.
 """
 
 from __future__ import annotations
@@ -14,9 +20,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import kmeans_fits
 import numpy as np
 from case_tables import print_load, write_cases
 
@@ -36,26 +44,51 @@ def main() -> None:
     )
     parser.add_argument("--tasks", type=int, default=2, help="number of tasks (default: 2)")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
+    parser.add_argument("--cases", nargs="+", default=["steps"], choices=["steps", "kmeans"])
     parser.add_argument(
         "--contestants", nargs="+", default=[QUEUE, ITERATE, BARE], choices=[QUEUE, ITERATE, BARE, SPARK]
     )
     parser.add_argument("--csv", type=Path, help="write the medians into this file")
     options = parser.parse_args()
     print_load()
-    here = [name for name in options.contestants if name != SPARK]
+    rows: list[tuple[str, int, str, float]] = []
+    if "steps" in options.cases:
+        rows += compare_steps(options.contestants, options.tasks, options.rounds)
+    if "kmeans" in options.cases:
+        rows += compare_kmeans(options.tasks, options.rounds)
+    if options.csv:
+        write_cases(options.csv, COLUMNS, rows)
+
+
+def compare_steps(contestants: list[str], tasks: int, rounds: int) -> list[tuple[str, int, str, float]]:
+    """Print a table for each size, and return the rows of the file."""
+    here = [name for name in contestants if name != SPARK]
     rows = []
     for size in SIZES:
-        medians = run(measure, (here, size, options.rounds), np=options.tasks)[0]
-        if SPARK in options.contestants:
-            medians[SPARK] = measure_spark(size, options.tasks, options.rounds)
-        print(f"\na step with a sum of {size} float64, {options.tasks} tasks")
+        medians = run(measure, (here, size, rounds), np=tasks)[0]
+        if SPARK in contestants:
+            medians[SPARK] = measure_spark(size, tasks, rounds)
+        print(f"\na step with a sum of {size} float64, {tasks} tasks")
         print(f"{'':12}{'median us':>12}{'/' + BARE:>12}")
         for name, median in medians.items():
             ratio = f"{median / medians[BARE]:.2f}" if BARE in medians else "-"
             print(f"{name:12}{median:12.1f}{ratio:>12}", flush=True)
-        rows += [(f"sum {size}", options.tasks, *item) for item in medians.items()]
-    if options.csv:
-        write_cases(options.csv, COLUMNS, rows)
+        rows += [(f"sum {size}", tasks, name, median) for name, median in medians.items()]
+    return rows
+
+
+def compare_kmeans(tasks: int, rounds: int) -> list[tuple[str, int, str, float]]:
+    """Print a table, and return the rows of the file."""
+    contestants = [kmeans_fits.THREADS, kmeans_fits.PROCESSES, kmeans_fits.SKLEARN]
+    if find_spec("pyspark"):
+        contestants.append(kmeans_fits.SPARK)
+    medians = kmeans_fits.measure_kmeans(contestants, tasks, rounds)
+    rival_s = medians[kmeans_fits.SKLEARN][0]
+    print(f"\nk-means, {kmeans_fits.ROWS} x {kmeans_fits.COLUMNS}, {kmeans_fits.STEPS} steps, {tasks} tasks")
+    print(f"{'':18}{'CPU s':>8}{'s':>8}{'CPU /' + kmeans_fits.SKLEARN:>18}")
+    for name, (cpu_s, wall_s) in medians.items():
+        print(f"{name:18}{cpu_s:8.2f}{wall_s:8.2f}{cpu_s / rival_s:18.2f}", flush=True)
+    return [("kmeans", tasks, name, wall_s * 1e6) for name, (_, wall_s) in medians.items()]
 
 
 def measure(contestants: list[str], size: int, rounds: int) -> dict[str, float]:

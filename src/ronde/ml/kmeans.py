@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics.pairwise import cosine_distances, euclidean_distances, haversine_distances
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
@@ -31,6 +32,7 @@ __all__ = ["CenterEstimator", "KMeans"]
 
 Array = NDArray[Any]
 
+DISTANCES = {"euclidean": euclidean_distances, "cosine": cosine_distances, "haversine": haversine_distances}
 RUNS_FROM_RANDOM_STARTS = 10  # of n_init="auto", as in scikit-learn
 
 
@@ -89,7 +91,7 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
             ValueError: X is invalid.
         """
         check_is_fitted(self)
-        data, distances = point_data(self, X, reset=False), GEOMETRIES[self.metric].distances
+        data, distances = point_data(self, X, reset=False), DISTANCES[self.metric]
         return np.concatenate([distances(rows, self.cluster_centers_) for rows in rows_in_pieces(data)])
 
     def score(self, X: Any, y: object = None, sample_weight: Any = None) -> float:

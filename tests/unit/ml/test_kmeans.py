@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -285,3 +287,10 @@ def test_no_warning_in_ordinary_use() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         KMeans(3, random_state=0).fit_predict(some_points(100))
+
+
+def test_tasks_in_other_processes_need_not_import_scikit_learn() -> None:
+    modules = "ronde.ml.tasks, ronde.ml.clustering.lloyd, ronde.ml.clustering.mini_batches"
+    subprocess.run(
+        [sys.executable, "-c", f"import sys, {modules}; assert 'sklearn' not in sys.modules"], check=True
+    )

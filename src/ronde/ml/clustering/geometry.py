@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics.pairwise import cosine_distances, euclidean_distances, haversine_distances
 
 from ronde.light_dataclasses import dataclass
 
@@ -28,14 +27,12 @@ class Geometry:
     Attributes:
         points: Makes points of rows.
         rows: Makes rows of points: centers as the user sees them.
-        distances: The distances between two arrays of rows, as the user sees them.
         loss_scale: What a squared distance of points counts in the loss.
         is_spherical: Whether points lie on the unit sphere.
     """
 
     points: Callable[[Array], Array]
     rows: Callable[[Array], Array]
-    distances: Callable[[Array, Array], Array]
     loss_scale: float
     is_spherical: bool
 
@@ -81,7 +78,7 @@ def _coordinates(points: Array) -> Array:
 
 
 GEOMETRIES = {
-    "euclidean": Geometry(_unchanged, _unchanged, euclidean_distances, 1.0, False),
-    "cosine": Geometry(_directions, _unchanged, cosine_distances, 0.5, True),
-    "haversine": Geometry(_on_the_globe, _coordinates, haversine_distances, 0.25, True),
+    "euclidean": Geometry(_unchanged, _unchanged, 1.0, False),
+    "cosine": Geometry(_directions, _unchanged, 0.5, True),
+    "haversine": Geometry(_on_the_globe, _coordinates, 0.25, True),
 }
