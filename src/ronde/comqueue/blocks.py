@@ -25,7 +25,6 @@ class RowBlocks:
     def __init__(self, rows: TaskRows) -> None:
         self._rows = rows
         self._ranges = rows.division.rows_of_blocks(rows.task_id)
-        self._cut: list[Any] | None = None
 
     def __len__(self) -> int:
         return len(self._ranges)
@@ -33,9 +32,7 @@ class RowBlocks:
     def __iter__(self) -> Iterator[Any]:
         if self._rows.is_streamed:
             return self._rows.cut(self._ranges)
-        if self._cut is None:
-            self._cut = list(self._rows.cut(self._ranges))
-        return iter(self._cut)
+        return iter(self._rows.cut_once(self._ranges))
 
 
 class TaskRows:
@@ -50,7 +47,7 @@ class TaskRows:
         self._attributes = None if isinstance(names, str) else list(names)
         self._objects = [context.get_obj(name) for name in self._names]
         self._divisions = context.divisions
-        self._blocks: RowBlocks | None = None
+        self._cut: list[Any] | None = None  # here, not in RowBlocks: no cycle may keep the rows
 
     @property
     def is_streamed(self) -> bool:
@@ -74,9 +71,7 @@ class TaskRows:
     @property
     def blocks(self) -> RowBlocks:
         """The row blocks. Raises UsageError as `division` does."""
-        if self._blocks is None:
-            self._blocks = RowBlocks(self)
-        return self._blocks
+        return RowBlocks(self)
 
     @property
     def division(self) -> RowDivision:
@@ -96,6 +91,12 @@ class TaskRows:
     def cut(self, blocks: Sequence[range]) -> Iterator[Any]:
         """Yield the rows of consecutive blocks, whose rows are counted from the first one of this task."""
         return map(self._joined, zip(*(_blocks_of(rows, blocks) for rows in self._objects)))
+
+    def cut_once(self, blocks: Sequence[range]) -> list[Any]:
+        """Return the rows of all blocks, the same objects each time."""
+        if self._cut is None:
+            self._cut = list(self.cut(blocks))
+        return self._cut
 
     def _joined(self, objects: Sequence[Any]) -> Any:
         if self._attributes is None:
