@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from threadpoolctl import ThreadpoolController
-
 from ronde.comm.world import has_joined
 from ronde.comqueue.functions import name_of
 
 if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
     from ronde.launch.clusters.base import Cluster
 
 __all__ = ["SingleThreadedStep", "one_blas_thread", "place_of"]
@@ -42,12 +42,16 @@ class _Limit:
         self._stack = ExitStack()
 
     @functools.cached_property
-    def _controller(self) -> ThreadpoolController:
+    def _controller(self) -> ThreadpoolController | None:
+        try:
+            from threadpoolctl import ThreadpoolController
+        except ModuleNotFoundError:  # comes with scikit-learn, which the optimizers do not need
+            return None
         return ThreadpoolController()  # looks through all loaded libraries: 1 ms or more
 
     def acquire(self) -> None:
         with self._lock:
-            if self._uses == 0:
+            if self._uses == 0 and self._controller is not None:
                 self._stack.enter_context(self._controller.limit(limits=1))
             self._uses += 1
 
@@ -55,7 +59,14 @@ class _Limit:
         with self._lock:
             self._uses -= 1
             if self._uses == 0:
+                self._take_control()
                 self._stack.close()
+
+    def _take_control(self) -> None:
+        """Let this thread end what another may have begun: OpenBLAS obeys only the thread that set the limit."""
+        for library in self._controller.lib_controllers if self._controller is not None else ():
+            if hasattr(library, "clear_controlling_thread"):
+                library.clear_controlling_thread(force=True)
 
 
 _limit = _Limit()
