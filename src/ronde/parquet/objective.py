@@ -14,18 +14,18 @@ from ronde.errors import UsageError
 from ronde.parquet.rows import Columns
 from ronde.parquet.training import Training
 
-__all__ = ["Evaluation", "Objective", "describe_columns", "predict", "to_tensor"]
+__all__ = ["BatchObjective", "Evaluation", "describe_columns", "predict", "to_tensor"]
 
 
 class Evaluation(NamedTuple):
-    """Of a batch: the loss, the metrics in the order of `Objective.names`, and its number of rows."""
+    """Of a batch: the loss, the metrics in the order of `BatchObjective.names`, and its number of rows."""
 
     loss: Any
     metrics: list[Any]
     rows: int
 
 
-class Objective:
+class BatchObjective:
     """The loss and the metrics of a training, for batches.
 
     `names`: of the metrics; with several label columns they end in the column's name. `output_sizes`: how many values

@@ -17,7 +17,7 @@ import torch
 
 import ronde.torch as hvd
 from ronde.errors import UsageError
-from ronde.parquet.objective import Evaluation, Objective
+from ronde.parquet.objective import BatchObjective, Evaluation
 from ronde.parquet.reader import ParquetReader
 from ronde.parquet.rows import Columns, batches, disjoint_range, equal_range, shuffle_groups, spans_of
 from ronde.parquet.store import RunFolder
@@ -47,7 +47,7 @@ class Trainer:
         self._training, self._data, self._folder = training, data, folder
         self._device = _own_device(training.use_gpu)
         self._model = training.model.to(self._device)
-        self._objective = Objective(training, self._device)
+        self._objective = BatchObjective(training, self._device)
         self._reader = ParquetReader(data.url, training.columns, folder.store.options)
         training.optimizer.load_state_dict(training.optimizer.state_dict())  # moves its state to the device
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
@@ -147,7 +147,7 @@ class Trainer:
 class _Sums:
     """Adds up the loss and the metrics of batches; each row counts equally."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: BatchObjective) -> None:
         self._names = ["loss", *objective.names]
         self._sums = torch.zeros(len(self._names) + 1, dtype=torch.float64)
 

@@ -13,7 +13,7 @@ from ronde.parquet.store import RunStore
 from ronde.parquet.training import DATA, DataIndex, Training, load_training, save_training
 
 torch: Any = pytest.importorskip("torch")
-Objective: Any = pytest.importorskip("ronde.parquet.objective").Objective
+BatchObjective: Any = pytest.importorskip("ronde.parquet.objective").BatchObjective
 
 BATCH = {
     "x": np.arange(16.0).reshape(8, 2),
@@ -40,17 +40,17 @@ def training_of(outputs: int = 1, **options: Any) -> Training:
 
 def test_labels_take_the_shape_of_outputs_and_weights_count() -> None:
     training = training_of()
-    loss = Objective(training).evaluate(BATCH).loss
+    loss = BatchObjective(training).evaluate(BATCH).loss
     difference = training.model(torch.tensor(BATCH["x"]).float())[:, 0] - torch.arange(8.0)
     assert loss.item() == pytest.approx(difference.square().mean().item())
     for each in (torch.nn.MSELoss(), torch.nn.functional.mse_loss):
         weighted = training_of(model=training.model, losses=[each], sample_weight_col="weight")
-        value = Objective(weighted).evaluate(BATCH).loss.item()
+        value = BatchObjective(weighted).evaluate(BATCH).loss.item()
         assert value == pytest.approx(difference[-1].square().item())
 
 
 def test_integers_are_classes() -> None:
-    objective = Objective(training_of(2, label_cols=["kind"], losses=[torch.nn.CrossEntropyLoss()]))
+    objective = BatchObjective(training_of(2, label_cols=["kind"], losses=[torch.nn.CrossEntropyLoss()]))
     assert objective.evaluate(BATCH).rows == 8
     assert objective.output_sizes == [2]
 
@@ -73,7 +73,7 @@ def test_integers_are_classes() -> None:
 )
 def test_what_does_not_fit_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Objective(training_of(**options)).evaluate(BATCH)
+        BatchObjective(training_of(**options)).evaluate(BATCH)
 
 
 def test_model_and_optimizer_travel_together(tmp_path: Path) -> None:
