@@ -1,0 +1,147 @@
+"""`LinearObjective`: a loss of the scores `X @ w`, dense or sparse.
+
+A block is worked through in chunks that stay in the core's cache: scores, losses and the gradient of a chunk take its
+rows from memory once. Products are formed in the dtype of X, sums of losses in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.ml.losses import Loss
+from ronde.ml.optimizers.objective import Objective
+
+__all__ = ["LinearObjective"]
+
+CHUNK_BYTES = 512 << 10
+
+Array = NDArray[Any]
+
+
+class LinearObjective(Objective):
+    """The weighted mean loss of linear predictions, with penalties.
+
+        LinearObjective(LogisticLoss(), l2=1e-4)
+
+    The data are a dict: `X`, shape (rows, features), an array or a SciPy CSR matrix; `y`, as the loss says; and
+    perhaps `sample_weight`, shape (rows,), not negative.
+
+    w has the shape (features,), or (outputs, features) for a loss with several scores. With an intercept it has one
+    column more, the last; no penalty is on it.
+
+    Args:
+        loss: What a prediction costs.
+        l1: The factor of the sum of absolute values.
+        l2: The factor of the sum of squares.
+        fit_intercept: Whether w has an intercept.
+    """
+
+    def __init__(self, loss: Loss, *, l1: float = 0.0, l2: float = 0.0, fit_intercept: bool = True) -> None:
+        self.loss, self.l1, self.l2, self.fit_intercept = loss, l1, l2, fit_intercept
+
+    def loss_and_gradient(self, block: Any, w: Array) -> tuple[float, Array]:
+        total, gradient = 0.0, np.zeros(w.shape)
+        for chunk in _chunks(block):
+            values, slopes = self.loss.values_and_slopes(chunk.y, self._scores(chunk.X, w))
+            total += chunk.sum(values)
+            self._add_gradient(gradient, chunk.X, chunk.weighted(slopes))
+        return total, gradient
+
+    def losses(self, block: Any, points: Array) -> Array:
+        totals = np.zeros(len(points))
+        for chunk in _chunks(block):
+            for number, point in enumerate(points):
+                totals[number] += chunk.sum(self.loss.values(chunk.y, self._scores(chunk.X, point)))
+        return totals
+
+    def total_weight(self, block: Any) -> float:
+        weights = getattr(block, "sample_weight", None)
+        return float(block.X.shape[0] if weights is None else np.sum(weights, dtype=np.float64))
+
+    def penalized(self, w: Array) -> Array:
+        mask = np.ones_like(w)
+        if self.fit_intercept:
+            mask[..., -1] = 0
+        return mask
+
+    def hessian(self, block: Any, w: Array) -> Array:
+        features = w.shape[-1]
+        outputs = w.size // features
+        result = np.zeros((outputs, features, outputs, features))
+        for chunk in _chunks(block):
+            scores = self._scores(chunk.X, w)
+            for one in range(outputs):
+                direction = np.zeros_like(scores)
+                direction.reshape(len(scores), outputs)[:, one] = 1
+                product = chunk.weighted(self.loss.curvature_product(chunk.y, scores, direction))
+                for other, curvatures in enumerate(product.reshape(len(scores), outputs).T):
+                    result[one, :, other] += self._gram(chunk.X, curvatures)
+        return result.reshape(w.size, w.size)
+
+    def hessian_product(self, block: Any, w: Array, direction: Array) -> Array:
+        result = np.zeros(w.shape)
+        for chunk in _chunks(block):
+            scores, along = self._scores(chunk.X, w), self._scores(chunk.X, direction)
+            product = self.loss.curvature_product(chunk.y, scores, along)
+            self._add_gradient(result, chunk.X, chunk.weighted(product))
+        return result
+
+    def _scores(self, X: Any, w: Array) -> Array:
+        """Return the predictions, shape (rows,) or (rows, outputs)."""
+        factors = w[..., :-1] if self.fit_intercept else w
+        scores: Array = np.asarray(X @ factors.T.astype(X.dtype, copy=False), dtype=np.float64)
+        if self.fit_intercept:
+            scores += w[..., -1]
+        return scores
+
+    def _add_gradient(self, gradient: Array, X: Any, slopes: Array) -> None:
+        """Add the gradient of a sum by w, whose derivatives by the scores are `slopes`."""
+        by_factors = (X.T @ slopes.astype(X.dtype, copy=False)).T
+        if self.fit_intercept:
+            gradient[..., :-1] += by_factors
+            gradient[..., -1] += slopes.sum(axis=0)
+        else:
+            gradient += by_factors
+
+    def _gram(self, X: Any, factors: Array) -> Array:
+        """Return Z' diag(factors) Z, where Z is X with a last column of ones if there is an intercept."""
+        if not isinstance(X, np.ndarray):
+            gram = (X.T @ X.multiply(factors[:, None])).toarray()
+        else:
+            gram = X.T @ (X * factors[:, None])
+        if not self.fit_intercept:
+            return np.asarray(gram)
+        border = (X.T @ factors)[:, None]
+        return np.block([[gram, border], [border.T, factors.sum()]])
+
+
+class _Chunk(NamedTuple):
+    """Some rows of a block."""
+
+    X: Any
+    y: Array
+    weights: Array | None
+
+    def sum(self, values: Array) -> float:
+        return float(values.sum() if self.weights is None else self.weights @ values)
+
+    def weighted(self, slopes: Array) -> Array:
+        if self.weights is None:
+            return slopes
+        return slopes * (self.weights if slopes.ndim == 1 else self.weights[:, None])
+
+
+def _chunks(block: Any) -> Iterator[_Chunk]:
+    """Yield the rows of a block in chunks that depend only on its shape. A sparse block is one chunk."""
+    X, y, weights = block.X, block.y, getattr(block, "sample_weight", None)
+    rows = X.shape[0]
+    size = max(1, rows)
+    if isinstance(X, np.ndarray):
+        size = max(64, CHUNK_BYTES // max(1, X.shape[1] * X.itemsize))
+    for begin in range(0, rows, size):
+        part = slice(begin, begin + size)
+        yield _Chunk(X[part], y[part], None if weights is None else weights[part])
