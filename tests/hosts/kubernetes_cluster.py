@@ -3,7 +3,7 @@
 No part of Kubernetes runs here. What is real is the contract: a Pod is a process with exactly the container's command
 and variables, as the first process of namespaces of its own (network, host name, processes, mounts), with the Secret
 mounted as Kubernetes mounts it, /dev/shm of its own, and the names of the other Pods once these have addresses. The
-controller knows the fields of a Job that Ronde writes, and refuses others.
+controller knows the fields of a Job, and of a JobSet of one, that Ronde writes, and refuses others.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Pod:
 
     def __init__(self, cluster: KubernetesCluster, index: int, number: int) -> None:
         self.index, self.number = index, number
-        job = cluster.object("Job")
-        self.host_name = f"{job['metadata']['name']}-{index}"
+        job, self._subdomain, spec = cluster.job()
+        self.host_name = f"{job}-{index}"
         self.name = f"{self.host_name}-{SUFFIX}{number}"
         self.is_evicted = False
         self.ended: str | None = None  # when
-        self._template = job["spec"]["template"]["spec"]
+        self._template = spec["template"]["spec"]
         self.hosts_file = cluster.place / f"{self.name}.hosts"
         self.hosts_file.touch()
         self._log = cluster.place / f"{self.name}.log"
@@ -108,7 +108,7 @@ class Pod:
     @property
     def full_name(self) -> str:
         """The name that the headless Service gives it."""
-        return f"{self.host_name}.{self._template['subdomain']}.lab.{DOMAIN}"
+        return f"{self.host_name}.{self._subdomain}.lab.{DOMAIN}"
 
     def _start(self, cluster: KubernetesCluster) -> None:
         (container,) = self._template["containers"]
@@ -162,7 +162,7 @@ class Pod:
 
 
 class KubernetesCluster:
-    """Runs the Job that its `kubectl` creates; each Pod gets the next host.
+    """Runs the Job or JobSet that its `kubectl` creates; each Pod gets the next host.
 
     `image`: the directory of the Pods. `held`: the numbers of Pods for which there is no room now.
     """
@@ -181,6 +181,8 @@ class KubernetesCluster:
         self.environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{self.path}"}
         self.pods: list[Pod] = []
         self.held: set[int] = set()
+        self.restarts = 0  # of a JobSet
+        self._first = 0  # the first Pod since then
         self.error: BaseException | None = None
         self._is_closing = False
         self._thread = threading.Thread(target=self._control)
@@ -217,6 +219,20 @@ class KubernetesCluster:
         """Return the object of that kind as it was created."""
         return json.loads((self.place / f"{kind}.json").read_text())
 
+    def kind(self) -> str:
+        """Return the kind of the object that makes the Pods."""
+        return "JobSet" if (self.place / "JobSet.json").exists() else "Job"
+
+    def job(self) -> tuple[str, str, Any]:
+        """Return the name of the Job, the subdomain of its Pods, and its spec."""
+        maker = self.object(self.kind())
+        name, spec = maker["metadata"]["name"], maker["spec"]
+        if self.kind() == "Job":
+            return name, spec["template"]["spec"]["subdomain"], spec
+        (replicated,) = spec["replicatedJobs"]
+        assert (replicated["replicas"], spec["network"]["enableDNSHostnames"]) == (1, True)
+        return f"{name}-{replicated['name']}-0", spec["network"]["subdomain"], replicated["template"]["spec"]
+
     def calls(self) -> str:
         """Return the calls of kubectl, one on each line."""
         return (self.place / "calls").read_text()
@@ -239,9 +255,7 @@ class KubernetesCluster:
     def mounted_secret(self, pod: Pod) -> Path:
         """Return a directory like the volume of the Secret: root's files, behind links."""
         (volume,) = (
-            each["secret"]
-            for each in self.object("Job")["spec"]["template"]["spec"]["volumes"]
-            if "secret" in each
+            each["secret"] for each in self.job()[2]["template"]["spec"]["volumes"] if "secret" in each
         )
         folder = self.place / f"{pod.name}.secret"
         (folder / "..data").mkdir(parents=True)
@@ -256,15 +270,14 @@ class KubernetesCluster:
 
     def _control(self) -> None:
         try:
-            needed = [self.place / f"{kind}.json" for kind in ("Job", "Service", "Secret")]
-            while not self._is_closing and not all(file.exists() for file in needed):
+            while not self._is_closing and not self._has_all_objects():
                 time.sleep(TURN_S)
             end: Any = None
             while not self._is_closing:
                 if (self.place / "deletion").exists():
                     end = end or {"type": "Deleted"}
                 elif end is None:
-                    end = self._reconcile(self.object("Job")["spec"])
+                    end = self._judge(self._reconcile(self.job()[2]))
                 if end:
                     self._stop_pods()
                 self._publish(end)
@@ -272,10 +285,29 @@ class KubernetesCluster:
         except BaseException as error:
             self.error = error
 
+    def _has_all_objects(self) -> bool:
+        there = {file.stem for file in self.place.glob("*.json")}
+        return {"Job", "Service", "Secret"} <= there or {"JobSet", "Secret"} <= there
+
+    def _judge(self, end: Any) -> Any:
+        """Return what the end of the Job means for the object that made it; start the Job of a JobSet again."""
+        if end is None or self.kind() == "Job":
+            return end
+        if end["type"] == "Complete":
+            return {"type": "Completed"}
+        policy = self.object("JobSet")["spec"]["failurePolicy"]
+        (rule,) = policy["rules"]
+        assert rule["action"] == "FailJobSet"
+        if end["reason"] in rule["onJobFailureReasons"] or self.restarts == policy["maxRestarts"]:
+            return {**end, "reason": "FailedJobs"}
+        self._stop_pods()
+        self.restarts, self._first = self.restarts + 1, len(self.pods)
+        return None
+
     def _reconcile(self, spec: Any) -> Any:
         """Start Pods; return the condition that ends the job, None while it goes on."""
         codes: dict[int, list[int | None]] = {}  # by index: how its Pods ended that count, None: it runs
-        for pod in self.pods:
+        for pod in self.pods[self._first :]:
             state = pod.status()["status"]["containerStatuses"][0]["state"]
             code = state["terminated"]["exitCode"] if "terminated" in state else None
             action = "Count" if code is None or code == 0 else self._action(spec, pod, code)
@@ -309,7 +341,7 @@ class KubernetesCluster:
 
     def _publish_names(self) -> None:
         """Tell all Pods the addresses of those that run, as the name server does."""
-        latest = {pod.index: pod for pod in self.pods}
+        latest = {pod.index: pod for pod in self.pods[self._first :]}
         lines = {
             index: f"{self.hosts.ipv4(pod.number)}\t{pod.full_name}\t{pod.host_name}\n"
             for index, pod in latest.items()
@@ -330,7 +362,7 @@ class KubernetesCluster:
         """Write what `kubectl get` answers; the job ends when all Pods have."""
         running = any(pod.process.poll() is None for pod in self.pods)
         conditions = [{**end, "status": "True"}] if end and not running else []
-        job = {**self.object("Job"), "status": {"conditions": conditions}}
+        job = {**self.object(self.kind()), "status": {"conditions": conditions}}
         gone = end is not None and end["type"] == "Deleted" and not running
         items = [] if gone else [job, *(pod.status() for pod in self.pods)]
         (self.place / "state.new").write_text(json.dumps({"items": items}))

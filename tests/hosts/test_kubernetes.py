@@ -13,7 +13,7 @@ from tests.hosts.kubernetes_cluster import PATIENCE_S, TURN_S, KubernetesCluster
 
 from ronde.testing.hosts import Hosts
 
-HOSTS = 4
+HOSTS = 7
 REDUCE = """
 import os, sys
 
@@ -76,6 +76,14 @@ def await_lines(cluster: KubernetesCluster, text: str, count: int) -> None:
     raise TimeoutError(f"{count} x {text!r} in:\n{printed}")
 
 
+def await_pods(cluster: KubernetesCluster, count: int) -> None:
+    """Wait until so many Pods have started."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(cluster.pods) < count:
+        assert time.monotonic() < deadline, cluster.pods
+        time.sleep(TURN_S)
+
+
 def test_the_pods_of_a_submitted_job_find_each_other(cluster: KubernetesCluster) -> None:
     words = ("--job-name", "digits", "--nnodes", "2", "--nproc-per-node", "2", "reduce.py", "$HOME $(HOME)")
     code, out, err = finish(cluster.submit(*words))
@@ -110,6 +118,39 @@ def test_lost_pods_are_replaced(cluster: KubernetesCluster) -> None:
     assert code == 0, out + err
     assert [pod.index for pod in cluster.pods] == [0, 1, 1, 0]
     assert out.count("of 2 reduces") == 6
+
+
+def test_no_pod_is_replaced_once_pods_have_come_and_gone_too_often(cluster: KubernetesCluster) -> None:
+    job = cluster.submit("--nnodes", "2", "--reset-limit", "0", *SOON, "stay.py")
+    await_lines(cluster, "of 2 reduces", 2)
+    cluster.pod(1).process.kill()
+    code, out, err = finish(job)
+    assert code == 1, out + err
+    assert "the nodes may change 0 times only" in out
+    assert "ronde: the job has failed: PodFailurePolicy" in err
+    assert [pod.index for pod in cluster.pods].count(0) == 1
+    assert out.count("of 2 reduces") == 2
+
+
+def test_a_job_set_starts_all_pods_again_when_one_was_lost_too_often(cluster: KubernetesCluster) -> None:
+    job = cluster.submit("--kubernetes-kind", "jobset", "--nnodes", "2", *SOON, "stay.py")
+    await_lines(cluster, "of 2 reduces", 2)
+    for losses in range(1, 5):
+        cluster.pod(1).process.kill()
+        await_pods(cluster, 2 + losses + (losses == 4))
+    await_lines(cluster, "of 2 reduces", 4)
+    (cluster.image / "done").touch()
+    code, out, err = finish(job)
+    assert code == 0, out + err
+    assert cluster.restarts == 1
+    assert [pod.index for pod in cluster.pods] == [0, 1, 1, 1, 1, 0, 1]
+
+
+def test_a_failed_worker_ends_a_job_set_with_its_exit_code(cluster: KubernetesCluster) -> None:
+    code, out, err = finish(cluster.submit("--kubernetes-kind", "jobset", "--nnodes", "2", "fail.py"))
+    assert code == 3, out + err
+    assert "ronde: the job has failed: FailedJobs: Container ronde for pod" in err
+    assert (len(cluster.pods), cluster.restarts) == (2, 0)
 
 
 def test_pods_wait_for_the_first_one_and_an_elastic_job_for_no_other(cluster: KubernetesCluster) -> None:

@@ -116,7 +116,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     if here.pod and asked.has("--nnodes"):
         from ronde.core.indexed_job import pod_exit_code
 
-        return pod_exit_code(result.exit_code, bool(result.failures))
+        return pod_exit_code(result.exit_code, bool(result.failures) or result.is_closed)
     return result.exit_code
 
 

@@ -213,13 +213,14 @@ class Exit:
     """End the agent.
 
     `failure` is the job's first failure, on any node, and None if the job ended for another reason. `gave_way`: the job
-    may continue without this node.
+    may continue without this node. `is_closed`: the job was closed for all nodes, for another reason than a failure.
     """
 
     code: int
     reason: str
     failure: Failure | None = None
     gave_way: bool = False
+    is_closed: bool = False
 
 
 Effect = (
@@ -491,7 +492,7 @@ class Agent:
 
     def _close(self, _: int, state: State, event: JobClosed) -> Next:
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
-        exit = Exit(code, event.reason, event.failure)
+        exit = Exit(code, event.reason, event.failure, is_closed=not (event.completed or event.failure))
         following, effects = self._exit(state, exit, stop=not isinstance(state, Unhealthy))
         notice = [AgentNotice(f"{event.reason}; this node was not needed")] if event.completed else []
         return following, [*notice, *effects]

@@ -70,11 +70,12 @@ def find_pod(environ: Mapping[str, str], host_name: str, full_name: str) -> Inde
     return IndexedPod(job, int(text), full_name.partition(".")[2])
 
 
-def pod_exit_code(code: int, has_failure: bool) -> int:
-    """Return the exit code of the Pod of an agent that ends with `code`; `has_failure`: because a worker has failed.
+def pod_exit_code(code: int, is_final: bool) -> int:
+    """Return the exit code of the Pod of an agent that ends with `code`.
 
-    The Job replaces Pods by their exit code, and none whose workers have failed for good, also if they were killed.
+    `is_final`: the job is over, because a worker has failed, also one that was killed, or because no more nodes may
+    come and go. The Job replaces Pods by their exit code, and then none.
     """
-    if has_failure:
+    if is_final:
         return FAILED if code in REPLACED else code
     return LOST if code in (FAILED, UNREACHABLE) else code

@@ -6,7 +6,8 @@ workers again, as often as --max-restarts says. The Job only replaces Pods:
 
 - without limit those that Kubernetes has evicted or preempted (condition DisruptionTarget);
 - a few times those that were killed or have lost the others;
-- never one whose workers have failed for good, which ends the Job.
+- never one whose workers have failed for good, or whose job is over because Pods have come and gone too often
+  (--reset-limit), which ends the Job.
 """
 
 from __future__ import annotations

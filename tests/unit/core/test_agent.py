@@ -190,7 +190,7 @@ def test_a_failure_elsewhere_ends_our_workers_at_once() -> None:
 
 
 def test_a_closed_job_turns_newcomers_away() -> None:
-    assert Story().after(JobClosed("it is over")) == [Exit(1, "it is over")]
+    assert Story().after(JobClosed("it is over")) == [Exit(1, "it is over", is_closed=True)]
     assert Story().after(JobClosed("it is done", completed=True)) == [Exit(0, "it is done")]
 
 

@@ -60,6 +60,7 @@ class RunResult:
     any node, and those of this node's workers in the last round that the launcher did not end. `returncodes`: of this
     node's workers in the last round, by rank; minus the signal for a killed worker. `restarts`, `changes`: how many
     rounds ended by a failed worker, and by a lost or new node. `gave_way`: the job may go on without this node.
+    `is_closed`: the job has been closed for all nodes, for another reason than a failure.
     """
 
     exit_code: int
@@ -69,6 +70,7 @@ class RunResult:
     restarts: int = 0
     changes: int = 0
     gave_way: bool = False
+    is_closed: bool = False
 
 
 def run_agent(
@@ -443,4 +445,5 @@ class _Shell:
             restarts=self._round.restarts if self._round else 0,
             changes=self._round.changes if self._round else 0,
             gave_way=exit.gave_way,
+            is_closed=exit.is_closed,
         )
