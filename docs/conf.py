@@ -25,7 +25,13 @@ default_role = "code"
 smartquotes = False
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["distributed", "py4j", "pyspark", "ray"]  # the site needs no engine of a cluster
+autodoc_mock_imports = [
+    "distributed",
+    "py4j",
+    "pyflink",
+    "pyspark",
+    "ray",
+]  # the site needs no engine of a cluster
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88

@@ -155,6 +155,7 @@ ENGINES = (
     "spark",
     "ray",
     "dask",
+    "flink",
 )  # they open connections and shared memory when they need them, and keep them
 
 

@@ -189,6 +189,16 @@ def _spark_connect() -> Iterator[New]:
             session.stop()
 
 
+@contextmanager
+def _flink() -> Iterator[New]:
+    from tests.clusters.flink_cluster import flink_cluster  # which needs this module
+
+    with flink_cluster() as flink:
+        from ronde.flink import FlinkCluster
+
+        yield lambda: FlinkCluster(flink.settings)
+
+
 KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {
     "local": _local,
     "ssh": _ssh,
@@ -197,4 +207,5 @@ KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {
     "spark-connect": _spark_connect,
     "ray": _ray,
     "dask": _dask,
+    "flink": _flink,
 }

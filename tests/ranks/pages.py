@@ -20,7 +20,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 }
-NEEDS = ("spark", "ray", "dask", "torch")  # tests/clusters runs those that need one of the first three
+NEEDS = ("spark", "ray", "dask", "flink", "torch")  # tests/clusters runs those that need an engine
 COMMANDS = {"ronde": (sys.executable, "-m", "ronde"), "python": (sys.executable,)}
 
 

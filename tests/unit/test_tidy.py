@@ -254,7 +254,7 @@ def test_the_api_reference_has_all_public_names() -> None:
     assert [name for name in ronde.__all__ if not re.search(rf"\b{name}\b", pages)] == []
 
 
-@pytest.mark.parametrize("engine", ["spark", "ray", "dask"])
+@pytest.mark.parametrize("engine", ["spark", "ray", "dask", "flink"])
 def test_the_api_reference_has_all_names_for_an_engine(engine: str) -> None:
     source = (ROOT / "src/ronde" / engine / "__init__.py").read_text(encoding="utf-8")
     page = (ROOT / "docs/api" / f"{engine}.md").read_text(encoding="utf-8")

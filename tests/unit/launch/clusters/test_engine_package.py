@@ -10,7 +10,8 @@ from ronde.launch.clusters.engine_package import needs_package
 
 
 @pytest.mark.parametrize(
-    ("module", "package"), [("spark", "pyspark"), ("ray", "ray"), ("dask", "distributed")]
+    ("module", "package"),
+    [("spark", "pyspark"), ("ray", "ray"), ("dask", "distributed"), ("flink", "pyflink")],
 )
 def test_importing_the_module_of_an_engine_says_how_to_install_it(
     module: str, package: str, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,206 @@
+"""Flink as a cluster: a streaming job with a subtask in each slot, which blocks until its agent has ended.
+
+One element goes to all subtasks, whose number is that of the tickets. All belong to one region, so Flink starts them
+together and ends them together; it does not restart them, because the driver decides what follows a loss.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyflink
+from py4j.protocol import Py4JJavaError
+from pyflink.common import Configuration, JobClient, Types
+from pyflink.datastream import StreamExecutionEnvironment
+from pyflink.java_gateway import get_gateway
+
+from ronde.errors import UsageError
+from ronde.flink.tasks import SlotFunction, describe_failure, root_cause
+from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.key_transport import report_unencrypted
+
+__all__ = ["FlinkCluster"]
+
+TARGET, PYTHON, JARS = "execution.target", "python.executable", "pipeline.jars"
+LOCAL = "local"
+POLL_S = 0.2  # between questions whether the job has ended
+PAUSE_S = 1.0  # before a cancellation: a job whose tasks have ended is about to end, too
+ANSWER_S = 10  # for the JobManager to answer
+
+# Of each job. The element of a subtask is a bundle, which goes to its Python worker at once.
+SETTINGS = {
+    "execution.runtime-mode": "STREAMING",
+    "restart-strategy.type": "none",
+    "python.execution-mode": "process",
+    "python.fn-execution.bundle.size": "1",
+}
+
+
+class FlinkCluster:
+    """The slots of the Flink cluster that Flink's configuration names, or of a small one in this process.
+
+    `settings`: further settings of Flink, which override those of its configuration. `requires_encryption`: refuse to
+    send the job's key over a connection that Flink does not encrypt, instead of a warning.
+    """
+
+    name = "Flink"
+    capabilities = Capabilities(elastic=False, gang=True)
+
+    def __init__(self, settings: Mapping[str, str] | None = None, requires_encryption: bool = False) -> None:
+        self._environment = _new_environment(settings or {})
+        java = self._environment._j_stream_execution_environment
+        java.getCheckpointConfig().disableCheckpointing()  # a blocked task takes no part in checkpoints
+        self._configuration = java.getConfiguration()
+        self._is_local = self._configuration.getString(TARGET, None) == LOCAL
+        self._is_cancelled = threading.Event()
+        self._following: threading.Thread | None = None
+        if not self._is_local:
+            with self._rest_client() as client:
+                _check_encryption(client, requires_encryption)
+
+    def capacity(self) -> Capacity | None:
+        """Return the slots of all TaskManagers, and the free ones; None for a cluster in this process."""
+        if self._is_local:
+            return None
+        with self._rest_client() as client:
+            overview = _ask(client, "ClusterOverviewHeaders")
+            return Capacity(overview.getNumSlotsTotal(), overview.getNumSlotsAvailable())
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Submit a job with a subtask for each ticket."""
+        self._following = threading.Thread(
+            target=self._run_job, args=(tickets, events), name="ronde-flink", daemon=True
+        )
+        self._following.start()
+
+    def cancel(self, reason: str) -> None:
+        """Have the job cancelled, unless it ends now, by the thread that follows it."""
+        self._is_cancelled.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the job has ended, at most for this time."""
+        if self._following:
+            self._following.join(seconds)
+
+    def _run_job(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Run a job, and report its end."""
+        capacity = None
+        try:
+            capacity = self._await_slots(len(tickets))
+            if self._is_cancelled.is_set():
+                return
+            job = self._submit(tickets)
+            self._follow(job)
+            job.get_job_execution_result().result()
+        except Exception as error:
+            if not self._is_cancelled.is_set():
+                events.all_ended(describe_failure(error, len(tickets), capacity))
+        else:
+            for ticket in tickets:
+                events.slot_ended(ticket.slot, "")
+
+    def _await_slots(self, count: int) -> Capacity | None:
+        """Wait while others use slots that the job needs: Flink would not wait for them, but let the job fail.
+
+        If the slots are too few, the job is submitted at once, and Flink starts further TaskManagers or refuses it.
+        """
+        while (capacity := self.capacity()) and capacity.free < count <= capacity.total:
+            if self._is_cancelled.wait(POLL_S):
+                break
+        return capacity
+
+    def _submit(self, tickets: Sequence[Ticket]) -> JobClient:
+        stream = self._environment.from_collection([0], Types.INT()).broadcast()
+        stream.process(SlotFunction(tickets), Types.INT()).set_parallelism(len(tickets)).name("agent")
+        return self._environment.execute_async(f"Ronde: {len(tickets)} workers")
+
+    def _follow(self, job: JobClient) -> None:
+        """Wait until the job has ended. Cancel it when the cluster is cancelled, unless it is about to end."""
+        while not self._has_ended(job):
+            if self._is_cancelled.wait(POLL_S):
+                break
+        ends_s = time.monotonic() + PAUSE_S
+        while not self._has_ended(job):
+            time.sleep(POLL_S)
+            if time.monotonic() > ends_s:
+                ends_s = math.inf
+                job.cancel().result()
+
+    def _has_ended(self, job: JobClient) -> bool:
+        if self._is_local:  # the cluster in this process ends with its job, and answers no more
+            return bool(job.get_job_execution_result().done())
+        return bool(job.get_job_status().result().is_globally_terminal_state())
+
+    @contextmanager
+    def _rest_client(self) -> Iterator[Any]:
+        """Open a client of the JobManager's REST interface. Raises UsageError if it does not answer."""
+        loader = get_gateway().jvm.org.apache.flink.client.deployment.DefaultClusterClientServiceLoader()
+        with ExitStack() as stack:
+            where = "the place that Flink's settings name"
+            try:
+                factory = loader.getClusterClientFactory(self._configuration)
+                descriptor = stack.enter_context(
+                    closing(factory.createClusterDescriptor(self._configuration))
+                )
+                cluster = descriptor.retrieve(factory.getClusterId(self._configuration))
+                client = stack.enter_context(closing(cluster.getClusterClient()))
+                where = client.getWebInterfaceURL()
+                yield client
+            except Py4JJavaError as error:
+                raise UsageError(
+                    f"no Flink cluster answers at {where}: {root_cause(error)}; check execution.target, rest.address "
+                    "and rest.port in Flink's settings"
+                ) from None
+
+
+def _new_environment(settings: Mapping[str, str]) -> StreamExecutionEnvironment:
+    """Return an environment for jobs on the cluster that `flink run`, the settings or Flink's configuration name."""
+    java = get_gateway().jvm.org.apache.flink
+    environment_class = java.streaming.api.environment.StreamExecutionEnvironment
+    if not environment_class.areExplicitEnvironmentsAllowed():
+        # Started by `flink run`, which ships the program.
+        configuration = Configuration.from_dict({**settings, **SETTINGS})
+        return StreamExecutionEnvironment.get_execution_environment(configuration)
+
+    # PyFlink's own function would take any target for a cluster in this process.
+    there = Configuration(j_configuration=java.configuration.GlobalConfiguration.loadConfiguration())
+    chosen = {**there.to_dict(), **settings}
+    if chosen.get(TARGET, LOCAL) == LOCAL:
+        # Without the sizes in the configuration, it has as many slots as the job needs.
+        chosen = {TARGET: LOCAL, "execution.attached": "true", PYTHON: sys.executable, **settings}
+    else:
+        chosen.setdefault(JARS, _python_jars())
+    configuration = Configuration.from_dict({**chosen, **SETTINGS})
+    return StreamExecutionEnvironment(environment_class(configuration._j_configuration))
+
+
+def _python_jars() -> str:
+    """Return the part of Flink that runs Python, which a cluster need not have, as a list of URLs."""
+    return ";".join(jar.as_uri() for jar in Path(pyflink.__path__[0]).glob("opt/flink-python*.jar"))
+
+
+def _ask(client: Any, headers: str) -> Any:
+    """Return the answer of the JobManager to a question without parameters."""
+    java = get_gateway().jvm
+    question = getattr(java.org.apache.flink.runtime.rest.messages, headers).getInstance()
+    return client.sendRequest(question).get(ANSWER_S, java.java.util.concurrent.TimeUnit.SECONDS)
+
+
+def _check_encryption(client: Any, is_required: bool) -> None:
+    """Warn, or raise UsageError, if the job's key would travel to the JobManager or from it in the clear."""
+    task_managers = _ask(client, "taskmanager.TaskManagersHeaders").getTaskManagerInfos()
+    urls = [client.getWebInterfaceURL(), *(each.getAddress() for each in task_managers)]
+    for url in map(urlsplit, urls):
+        is_here = url.hostname in ("127.0.0.1", "::1", "localhost")
+        if not is_here and url.scheme not in ("https", "pekko.ssl.tcp"):
+            remedy = "set security.ssl.internal.enabled and security.ssl.rest.enabled to true"
+            report_unencrypted("Flink", remedy, is_required)
+            return

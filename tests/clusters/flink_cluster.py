@@ -1,0 +1,139 @@
+"""A real Flink on this machine, for tests: a JobManager and two TaskManagers of one slot, each a JVM."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.cluster_kinds import SLOTS, engine_environment
+from tests.ports import free_ports
+
+__all__ = ["Flink", "flink_cluster"]
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120  # against hanging only
+JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
+TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+
+# A short life and small memory matter here. Flink's scripts would start another JVM to compute these sizes.
+JVM = ("-Xmx160m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+CONFIGURATION = """\
+jobmanager.rpc.address: 127.0.0.1
+jobmanager.bind-host: 127.0.0.1
+jobmanager.rpc.port: {rpc}
+jobmanager.memory.process.size: 700m
+rest.address: 127.0.0.1
+rest.bind-address: 127.0.0.1
+rest.port: {rest}
+taskmanager.host: 127.0.0.1
+taskmanager.bind-host: 127.0.0.1
+taskmanager.numberOfTaskSlots: 1
+taskmanager.cpu.cores: 1.0
+taskmanager.memory.task.heap.size: 64m
+taskmanager.memory.task.off-heap.size: 0m
+taskmanager.memory.framework.heap.size: 64m
+taskmanager.memory.framework.off-heap.size: 64m
+taskmanager.memory.network.min: 16m
+taskmanager.memory.network.max: 16m
+taskmanager.memory.managed.size: 32m
+taskmanager.memory.jvm-metaspace.size: 128m
+taskmanager.memory.jvm-overhead.min: 64m
+taskmanager.memory.jvm-overhead.max: 64m
+io.tmp.dirs: {folder}
+heartbeat.interval: 500
+resourcemanager.standalone.start-up-time: 1000
+heartbeat.timeout: 20000
+"""
+
+
+class Flink:
+    """A running cluster. `settings`: what a program needs to reach it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        rest, rpc = free_ports(2, "127.0.0.1")
+        (folder / "config.yaml").write_text(CONFIGURATION.format(rest=rest, rpc=rpc, folder=folder))
+        self.settings = {
+            "execution.target": "remote",
+            "rest.address": "127.0.0.1",
+            "rest.port": str(rest),
+            "python.executable": sys.executable,
+        }
+        self._url = f"http://127.0.0.1:{rest}"
+        self._folder, self._stack = folder, stack
+        self._start(JOB_MANAGER)
+        self.task_managers = [self._start(TASK_MANAGER) for _ in range(SLOTS)]
+        self.wait_for_slots(SLOTS)
+
+    def wait_for_slots(self, free: int) -> None:
+        """Wait until this number of slots is free."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with suppress(OSError):
+                if self.ask("overview")["slots-available"] == free:
+                    return
+            assert time.monotonic() < deadline, (self._folder / "log").read_text()[-4000:]
+            time.sleep(0.1)
+
+    def ask(self, what: str, method: str = "GET") -> Any:
+        """Return what the REST interface answers."""
+        request = urllib.request.Request(f"{self._url}/{what}", method=method)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return json.loads(answer.read())
+
+    def _start(self, program: str) -> subprocess.Popen[bytes]:
+        import pyflink
+
+        home = Path(pyflink.__path__[0])
+        command = ("java", *JVM, "-cp", f"{home}/lib/*", program, "--configDir", str(self._folder))
+        with (self._folder / "log").open("ab") as log, engine_environment():
+            environ = {**os.environ, "PYTHONPATH": str(ROOT)}  # functions of test modules
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
+        self._stack.enter_context(process)
+        self._stack.callback(_end_session, process)
+        return process
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a JVM and its Python workers. Those of a TaskManager that was killed before may hang for ever."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def flink_cluster() -> Iterator[Flink]:
+    """Start the cluster, and the JVM by which this process talks to it."""
+    pytest.importorskip("pyflink", reason="PyFlink is not installed here")
+    if not shutil.which("java"):
+        pytest.skip("needs Java (Debian: apt install default-jre-headless)")
+    with tempfile.TemporaryDirectory(prefix="flink-") as folder, ExitStack() as stack:
+        _start_gateway()
+        yield Flink(Path(folder), stack)
+
+
+def _start_gateway() -> None:
+    """Start PyFlink's JVM, once. PyFlink would forget its process, with open pipes."""
+    from pyflink import java_gateway
+
+    def launch(*args: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = start(*args)
+        atexit.register(process.communicate)
+        atexit.register(process.kill)
+        return process
+
+    start = java_gateway.launch_gateway_server_process
+    with pytest.MonkeyPatch.context() as patch, engine_environment():
+        patch.setattr(java_gateway, "launch_gateway_server_process", launch)
+        java_gateway.get_gateway()
