@@ -37,7 +37,7 @@ namespace {
 // Of all ranks together. An all-gather of up to this size takes one step (allgatherv.cc).
 constexpr size_t kGatherBytes = 64 << 10;
 
-constexpr size_t kAlignment = 64;  // elements
+constexpr size_t kAlignmentElements = 64;
 
 // Sums products over the ranks that hold other pieces of the same vectors.
 using SumProducts = FunctionRef<void(std::span<double>)>;
@@ -92,10 +92,10 @@ class Halving {
   }
 
  private:
-  // Cuts at a multiple of kAlignment if the half has that many elements. The upper half is the longer one.
+  // Cuts at a multiple of kAlignmentElements if the half has that many elements. The upper half is the longer one.
   static Range lower_half(const Range& range) {
     const size_t half = range.count / 2;
-    return {range.begin, half < kAlignment ? half : half / kAlignment * kAlignment};
+    return {range.begin, half < kAlignmentElements ? half : half / kAlignmentElements * kAlignmentElements};
   }
   static Range upper_half(const Range& range) {
     const Range lower = lower_half(range);
@@ -202,14 +202,14 @@ void sum_products(HostGroup& host, const Call& call, std::span<double> products)
   host.allreduce(call, sum, products.data(), products.data(), products.size());
 }
 
-// The elements that each rank combines, by local rank: multiples of kAlignment.
+// The elements that each rank combines, by local rank: multiples of kAlignmentElements.
 std::vector<Range> shares_of(const Call& call, int ranks) {
   const auto parts = static_cast<size_t>(ranks);
-  const size_t lines = (call.count + kAlignment - 1) / kAlignment;
+  const size_t lines = (call.count + kAlignmentElements - 1) / kAlignmentElements;
   std::vector<Range> shares;
   for (size_t rank = 0; rank < parts; ++rank) {
-    const size_t begin = std::min(lines * rank / parts * kAlignment, call.count);
-    shares.push_back({begin, std::min(lines * (rank + 1) / parts * kAlignment, call.count) - begin});
+    const size_t begin = std::min(lines * rank / parts * kAlignmentElements, call.count);
+    shares.push_back({begin, std::min(lines * (rank + 1) / parts * kAlignmentElements, call.count) - begin});
   }
   return shares;
 }

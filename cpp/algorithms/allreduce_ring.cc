@@ -21,7 +21,7 @@ namespace ronde {
 namespace {
 
 // Receives posted at once. Each has a slot of scratch.
-constexpr size_t kDepth = 4;
+constexpr size_t kPostedReceives = 4;
 
 class Ring {
  public:
@@ -41,17 +41,17 @@ class Ring {
     segments_ = (longest + segment_count_ - 1) / segment_count_;
     to_reduce_ = (size_ - 1) * segments_;
     total_ = 2 * to_reduce_;
-    slots_ = scratch.get(kDepth * segment_count_ * element_bytes_);
+    slots_ = scratch.get(kPostedReceives * segment_count_ * element_bytes_);
   }
 
   void run() {
     for (size_t t = 0; t < std::min(segments_, total_); ++t) send(t);
-    for (size_t t = 0; t < std::min(kDepth, total_); ++t) receive(t);
+    for (size_t t = 0; t < std::min(kPostedReceives, total_); ++t) receive(t);
     for (size_t t = 0; t < total_; ++t) {
-      group_.wait(arrivals_[t % kDepth]);
+      group_.wait(arrivals_[t % kPostedReceives]);
       if (t < to_reduce_) combine(t);
       if (t + segments_ < total_) send(t + segments_);
-      if (t + kDepth < total_) receive(t + kDepth);
+      if (t + kPostedReceives < total_) receive(t + kPostedReceives);
     }
     group_.wait(last_send_);
   }
@@ -67,7 +67,7 @@ class Ring {
     return chunks_.segment(chunk_sent(step), t % segments_, segment_count_);
   }
   size_t offset(const Range& range) const { return range.begin * element_bytes_; }
-  std::byte* slot(size_t t) const { return slots_ + t % kDepth * segment_count_ * element_bytes_; }
+  std::byte* slot(size_t t) const { return slots_ + t % kPostedReceives * segment_count_ * element_bytes_; }
 
   void send(size_t t) {
     const Range range = segment(step(t), t);
@@ -80,7 +80,7 @@ class Ring {
     // In the second phase this may overwrite a partial result. The next rank has received that partial result: without
     // it the complete chunk would not exist.
     std::byte* to = t < to_reduce_ ? slot(t) : out_ + offset(range);
-    arrivals_[t % kDepth] = group_.recv((rank_ - 1 + size_) % size_, call_, to, range.count * element_bytes_);
+    arrivals_[t % kPostedReceives] = group_.recv((rank_ - 1 + size_) % size_, call_, to, range.count * element_bytes_);
   }
 
   // Adds this rank's elements to the received ones. Only the owner of a chunk, which comes last, divides.
@@ -105,7 +105,7 @@ class Ring {
   size_t to_reduce_;      // the number of received segments that belong to the first phase
   size_t total_;
   std::byte* slots_;
-  std::array<Transfer, kDepth> arrivals_;
+  std::array<Transfer, kPostedReceives> arrivals_;
   Transfer last_send_;
 };
 

@@ -11,8 +11,8 @@ namespace ronde {
 namespace {
 
 // Tensors begin at cache lines of the buffer, for the kernels.
-constexpr size_t kAlignment = 64;
-size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr size_t kAlignmentBytes = 64;
+size_t padded(size_t bytes) { return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes; }
 
 // Larger tensors are not fused on one host, where copying them in and out would take longer than a separate collective.
 // Between hosts every collective waits for the network, compared to which copying is cheap.
