@@ -162,14 +162,21 @@ def test_through_a_relay_all_arrives_and_secrets_stay_secret(protection: str, is
     assert (TEXT in seen) is is_read
 
 
-@pytest.mark.parametrize("place", [0, 20, 39, FRAME_BYTES - 1])
+@pytest.mark.parametrize(
+    "place", [0, *(pytest.param(place, marks=pytest.mark.slow) for place in (20, 39, FRAME_BYTES - 1))]
+)
 def test_an_altered_frame_is_noticed_always(place: int) -> None:
     assert_noticed(run(send_tensor, Channel.DATA, flip(place))[0])
 
 
 @pytest.mark.parametrize("protection", ["payload", "secret"])
 @pytest.mark.parametrize(
-    "alter", [flip(FRAME_BYTES + 5), flip(-1), repeat], ids=["tensor", "tag", "repeated"]
+    "alter",
+    [
+        pytest.param(flip(FRAME_BYTES + 5), id="tensor"),
+        pytest.param(flip(-1), id="tag", marks=pytest.mark.slow),
+        pytest.param(repeat, id="repeated", marks=pytest.mark.slow),
+    ],
 )
 def test_an_altered_tensor_is_noticed_by_the_setting(protection: str, alter: Alter) -> None:
     assert_noticed(run(send_tensor, Channel.DATA, alter, protection)[0])
@@ -183,7 +190,9 @@ def test_an_altered_color_of_a_split_is_noticed_always() -> None:
     assert_noticed(run(split_alike, Channel.DATA, recolor)[0])
 
 
-@pytest.mark.parametrize("alter", [flip(8), flip(-1)], ids=["words", "tag"])
+@pytest.mark.parametrize(
+    "alter", [pytest.param(flip(8), id="words"), pytest.param(flip(-1), id="tag", marks=pytest.mark.slow)]
+)
 def test_an_altered_goodbye_is_noticed(alter: Alter) -> None:
     assert_noticed(run(leave_early, Channel.CONTROL, alter)[0])
 

@@ -33,7 +33,6 @@ from ronde.testing import ranks
 from ronde.types import DType, Kind
 
 pytestmark = [
-    pytest.mark.alone,  # MPI has names in /dev/shm
     pytest.mark.usefixtures("copied_ranks"),
 ]
 
@@ -41,7 +40,11 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 250
 LAUNCHERS = {"open mpi": "Open MPI", "mpich": "MPICH"}  # what their mpirun calls itself
 HAS_CCL = is_installed()  # 2 GB: only where somebody has installed it
-BACKENDS = ("native", "gloo", *LAUNCHERS, *(["ccl"] if HAS_CCL else []))
+ALONE = (pytest.mark.alone, pytest.mark.slow)  # MPI has names in /dev/shm
+BACKENDS = (
+    "native",
+    *(pytest.param(name, marks=ALONE) for name in ("gloo", *LAUNCHERS, *(["ccl"] if HAS_CCL else []))),
+)
 
 # What tells a process who it is; none of it may come from whoever runs the tests.
 SPEAKS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "RONDE_", "OMPI_", "PMI", "SLURM_", "TORCHELASTIC_")
@@ -116,7 +119,7 @@ def outcomes(backend: str, n: int) -> tuple[Mapping[str, str], ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backend(backend: str, n: int, case: str) -> None:
     for rank, cases in enumerate(outcomes(backend, n)):
@@ -160,11 +163,13 @@ def refused() -> str:
     return str(caught.value)
 
 
+@pytest.mark.alone
 def test_what_one_rank_lacks_is_used_by_none() -> None:
     """These ranks were not started by mpirun."""
     assert ranks.run(ask, 2, environ={"RONDE_BACKENDS": "mpi,native"}) == [([], 2.0)] * 2
 
 
+@pytest.mark.alone
 def test_a_wish_that_cannot_be_fulfilled_is_an_error() -> None:
     for answer in ranks.run(refused, 2, environ={"RONDE_BACKENDS": "native;broadcast=mpi"}):
         assert "no backend can carry broadcast: backend mpi cannot be used: rank 0 on " in answer
@@ -247,6 +252,7 @@ def fall_out() -> tuple[list[str], str]:
     return backends, str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 def test_what_a_backend_raises_is_told_to_all() -> None:
     for backends, text in ranks.run(fall_out, 3, environ={"RONDE_BACKENDS": "picky,native"}):
@@ -368,6 +374,7 @@ def device_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("device_plugin")
 def test_memory_of_a_device_is_left_to_the_backend() -> None:
     pytest.importorskip("torch")
@@ -404,6 +411,7 @@ def scale_and_average_on_device() -> None:
     ronde.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("device_plugin")
 def test_factors_and_averages_on_a_device() -> None:
     pytest.importorskip("torch")
@@ -427,6 +435,7 @@ def give_up_waiting() -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 def test_the_time_limit_holds_for_backends() -> None:
     answer = ranks.run(give_up_waiting, 1, environ={"RONDE_BACKENDS": "picky,native"})[0]
@@ -447,6 +456,7 @@ def interrupt() -> str:
     return "done"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 def test_ctrl_c_ends_a_backends_operation() -> None:
     assert ranks.run(interrupt, 1, environ={"RONDE_BACKENDS": "picky,native"}) == ["done"]
@@ -461,6 +471,7 @@ def reject() -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 def test_what_nobody_can_carry_is_refused() -> None:
     for answer in ranks.run(reject, 2, environ={"RONDE_BACKENDS": "picky"}):

@@ -35,6 +35,7 @@ def test_threads_that_share_a_client_see_one_store(kind: str, store: Store) -> N
     check(exercise([store] * 3, 7, calls=40, without=without))
 
 
+@pytest.mark.slow
 def test_processes_see_one_store_although_some_are_killed(kind: str, where: Where, tmp_path: Path) -> None:
     if kind in ONLY_BOOTSTRAP:
         pytest.skip("has no queues")

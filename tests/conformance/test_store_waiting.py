@@ -206,6 +206,7 @@ def test_closing_ends_the_waiting_of_another_thread(
     assert connect().num_keys() == 0
 
 
+@pytest.mark.slow
 def test_many_processes_count_together(where: Where, connect: Connect) -> None:
     remotes = [Remote(where) for _ in range(3)]
     try:

@@ -98,6 +98,7 @@ def check_things(place: Place, clients: int, rounds: int, taken: list[bytes]) ->
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
 )

@@ -68,6 +68,7 @@ FAILURES = [
         "a named tensor of different shapes",
         "ronde.allreduce(np.ones(3 + rank), name='loss')",
         r"tensor 'loss': rank 0 submitted allreduce with shape \(3,\), but rank 1 with shape \(4,\)",
+        marks=VARIATION,
     ),
     mismatch(
         "a named tensor of different types",
@@ -85,6 +86,7 @@ FAILURES = [
         "different process sets",
         "ronde.add_process_set([rank])",
         r"the process set to add is \[0\] on rank 0 and \[1\] on rank 1: it must be the same on all ranks",
+        marks=VARIATION,
     ),
     Failure(
         "one call more on one rank",
@@ -144,6 +146,7 @@ FAILURES = [
         world.barrier()
         """,
         (r"UsageError: this communicator has been shut down",),
+        marks=VARIATION,
     ),
     Failure(
         "a call in a forked child",
@@ -155,6 +158,7 @@ FAILURES = [
         sys.exit(os.waitstatus_to_exitcode(status))
         """,
         (r"UsageError: this communicator belongs to the parent of this forked process",),
+        marks=VARIATION,
     ),
     Failure(
         "no init",
@@ -172,6 +176,7 @@ FAILURES = [
         world.barrier()
         """,
         (r"UsageError: .*join",),
+        marks=VARIATION,
     ),
     Failure(
         "a broadcast whose root has joined",
@@ -232,5 +237,6 @@ FAILURES = [
         (
             r"UsageError: cannot send to or receive from rank 2: rank \d has the other ranks of 0 to 1 as peers",
         ),
+        marks=VARIATION,
     ),
 ]

@@ -34,6 +34,7 @@ FAILURES = [
             r"ronde: rank 1 ended with exit code 1 because of that",
             r"FloatingPointError: the loss diverged in step 40",
         ),
+        marks=VARIATION,
     ),
     Failure(
         "an exception, and seconds until the rank has ended",
@@ -129,6 +130,7 @@ FAILURES = [
             r"rank 0 ended with exit code 1 because of that",
         ),
         exit_code=3,
+        marks=VARIATION,
     ),
     Failure(
         "an exit while another thread lives on",

@@ -94,6 +94,7 @@ FAILURES = [
             r"UsageError: size=3 contradicts WORLD_SIZE=2 of the environment \(ronde run\); leave size out, or start",
         ),
         beginning=RANK,
+        marks=VARIATION,
     ),
     Failure(
         "a rank that never comes",

@@ -83,7 +83,13 @@ def average(ways: Callable[[], list[Way]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "ways", [ways_of_the_world, ways_of_the_engine, ways_of_torch, ways_of_sparse_tensors]
+    "ways",
+    [
+        pytest.param(ways_of_the_world, marks=pytest.mark.slow),
+        ways_of_the_engine,
+        ways_of_torch,
+        ways_of_sparse_tensors,
+    ],
 )
 def test_the_average_of_integers_is_truncated(ways: Callable[[], list[Way]]) -> None:
     if ways in (ways_of_torch, ways_of_sparse_tensors):

@@ -27,6 +27,8 @@ from ronde.core.rendezvous.lease import LeftoverWorkers
 from ronde.core.rendezvous.member import Member, _MemberPhase
 from ronde.core.rendezvous.membership import Ejected, RoundEnded
 
+BATCH = 60
+
 WHAT_HAPPENS = {
     "a node dies",
     "a node freezes",
@@ -50,10 +52,14 @@ def run(seeds: range) -> Counter[str]:
     return counts
 
 
-def test_some_seeds_with_up_to_30_nodes() -> None:
-    assert set(run(range(120))) >= WHAT_HAPPENS, "the simulations have become dull"
+@pytest.mark.parametrize(
+    "first", [pytest.param(i * BATCH, marks=[pytest.mark.slow] if i else []) for i in range(2)]
+)
+def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
+    assert set(run(range(first, first + BATCH))) >= WHAT_HAPPENS, "the simulations have become dull"
 
 
+@pytest.mark.slow
 def test_100_nodes() -> None:
     simulate(5, 100, AgentSimulation)
 

@@ -61,6 +61,7 @@ def test_some_hundred_seeds_with_up_to_30_nodes(first: int) -> None:
     assert set(counts) >= WHAT_HAPPENS, "the simulations have become dull"
 
 
+@pytest.mark.slow
 def test_200_nodes() -> None:
     simulate(3, 200)
 

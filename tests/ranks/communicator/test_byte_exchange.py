@@ -23,7 +23,7 @@ def _exchange(length: int) -> None:
     ronde.shutdown()
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("length", [0, 1, 2039, 2040, 2041, 100_000])
 def test_all_ranks_get_the_bytes_of_all(length: int, transport: str) -> None:
     ranks.run(_exchange, 3, length, environ={"RONDE_TRANSPORT": transport})

@@ -64,13 +64,13 @@ def settled() -> Usage:
     return min(usages, key=lambda usage: (usage.files, usage.threads))
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("store", "times"),
     [
         ("of the launcher", 30),
-        ("of rank 0", 30),
         pytest.param("of the launcher", 1000, marks=pytest.mark.slow),
+        pytest.param("of rank 0", 30, marks=pytest.mark.slow),
         pytest.param("of rank 0", 300, marks=pytest.mark.slow),
     ],
 )

@@ -27,7 +27,9 @@ def gather_uneven_blocks(rounds: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("is_hierarchical", ["1", "0"])
-@pytest.mark.parametrize("hosts", ["aabb", "abab", "aabbcc", "aabbb"])
+@pytest.mark.parametrize(
+    "hosts", ["aabb", *(pytest.param(hosts, marks=pytest.mark.slow) for hosts in ("abab", "aabbcc", "aabbb"))]
+)
 def test_hosts_with_several_ranks(hosts: str, is_hierarchical: str) -> None:
     places = [
         ranks.Place(environ={"RONDE_HOST_ID": host, "RONDE_HIERARCHICAL_ALLGATHER": is_hierarchical})

@@ -137,9 +137,13 @@ TOPOLOGIES = {
     "direct among hosts of two": ("abab", "direct", False),
     "ring on one host": ("aaa", "ring", False),
 }
+QUICK = ("one host", "direct between hosts", "uneven hosts")
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(
+    "topology",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TOPOLOGIES],
+)
 def test_sums_of_16_bit_floats_are_rounded_once(topology: str) -> None:
     hosts, algorithm, is_ordered = TOPOLOGIES[topology]
     places = on_hosts(hosts, RONDE_ALLREDUCE_ALGORITHM=algorithm)
@@ -147,7 +151,7 @@ def test_sums_of_16_bit_floats_are_rounded_once(topology: str) -> None:
         job.results()
 
 
-@pytest.mark.parametrize("hosts", ["aaaa", "aabb", "abcd"])
+@pytest.mark.parametrize("hosts", [pytest.param("aaaa", marks=pytest.mark.slow), "aabb", "abcd"])
 def test_averages_and_scaled_sums_by_name_do_not_overflow(hosts: str) -> None:
     with ranks.start(average_large_values, len(hosts), places=on_hosts(hosts)) as job:
         job.results()

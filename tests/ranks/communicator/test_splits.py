@@ -137,7 +137,7 @@ def local_shutdown() -> None:
 PROGRAMS = [splits, groups, nested, symmetric_memory, threads, local_shutdown]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_groups_of_four(program: Any, transport: str) -> None:
     ranks.run(program, 4, environ={"RONDE_TRANSPORT": transport})

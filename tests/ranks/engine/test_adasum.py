@@ -16,7 +16,7 @@ from ronde.testing import ranks
 
 Array = npt.NDArray[Any]
 
-ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
+ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 TOLERANCE = {"float16": 1e-2, "bfloat16": 8e-2, "float32": 1e-5, "float64": 1e-12}
 SHAPES = [(), (0,), (7,), (5, 3), (1000,), (100_003,)]
 
@@ -132,7 +132,8 @@ def agrees_with_numpy() -> None:
     ronde.shutdown()
 
 
-@pytest.mark.parametrize(("n", "transport"), [(1, "auto"), (2, "auto"), (2, "tcp"), (4, "auto"), (4, "tcp")])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@ON_BOTH
 def test_it_agrees_with_numpy(n: int, transport: str) -> None:
     ranks.run(agrees_with_numpy, n, environ={"RONDE_TRANSPORT": transport})
 
@@ -202,6 +203,7 @@ def hierarchical(hosts: list[int]) -> None:
     ronde.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [[0, 0, 1, 1], [0, 0, 1], [0, 0, 0]], ids=str)
 def test_hierarchical(hosts: list[int]) -> None:
     ranks.run(hierarchical, len(hosts), hosts)

@@ -58,6 +58,7 @@ def work_of_every_kind() -> tuple[str, int, int]:
     return done, host, hosts
 
 
+@pytest.mark.slow
 def test_several_ranks_on_each_host() -> None:
     places = [ranks.Place(environ={"RONDE_HOST_ID": host}) for host in "aabcc"]
     with ranks.start(
@@ -132,5 +133,6 @@ def come_late_one_by_one() -> float:
     return total
 
 
+@pytest.mark.slow
 def test_ranks_may_come_late_one_by_one() -> None:
     assert ranks.run(come_late_one_by_one, N, environ=deep(1)) == [float(N)] * N

@@ -12,7 +12,7 @@ import ronde
 from ronde.errors import MismatchError
 from ronde.testing import ranks
 
-ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
+ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 SIZES = pytest.mark.parametrize("n", [1, 2, 3, 4])
 
 

@@ -15,7 +15,7 @@ from ronde.errors import MismatchError, PeerLostError
 from ronde.testing import ranks
 from ronde.testing.worker import tell
 
-ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
+ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 
 
 def uneven_steps(epochs: int, divisor: str) -> list[int]:
@@ -60,7 +60,7 @@ def uneven_steps(epochs: int, divisor: str) -> list[int]:
     return lasts
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @ON_BOTH
 def test_uneven_numbers_of_steps(n: int, transport: str) -> None:
     answers = ranks.run(uneven_steps, n, 3, "all", environ={"RONDE_TRANSPORT": transport})

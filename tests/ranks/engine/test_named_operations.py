@@ -21,7 +21,7 @@ from ronde.testing import ranks
 from ronde.testing.worker import tell
 from ronde.types import Kind
 
-ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
+ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 SIZES = pytest.mark.parametrize("n", [1, 2, 3, 4])
 
 
@@ -481,6 +481,7 @@ time.sleep(0.1)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "times", [2, pytest.param(10, marks=pytest.mark.slow)]
 )  # it went wrong every other time

@@ -12,7 +12,7 @@ import ronde
 from ronde.errors import MismatchError, UsageError
 from ronde.testing import ranks
 
-ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
+ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 
 
 def work_in_two_halves(is_static: bool) -> None:

@@ -41,7 +41,14 @@ def reduce_alone_and_together() -> list[str]:
     return different
 
 
-@pytest.mark.parametrize(("hosts", "algorithm"), [("aaaa", "auto"), ("abcd", "direct"), ("aabb", "direct")])
+@pytest.mark.parametrize(
+    ("hosts", "algorithm"),
+    [
+        pytest.param("aaaa", "auto", marks=pytest.mark.slow),
+        ("abcd", "direct"),
+        pytest.param("aabb", "direct", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_tensor_is_fused_with_changes_no_bit(hosts: str, algorithm: str) -> None:
     environ = {"RONDE_ALLREDUCE_ALGORITHM": algorithm, "RONDE_LINGER": "0.02"}
     places = [ranks.Place(environ={"RONDE_HOST_ID": host, **environ}) for host in hosts]

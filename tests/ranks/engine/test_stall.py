@@ -20,7 +20,7 @@ from ronde.errors import AbortedError, PeerError
 from ronde.testing import faults, ranks
 from ronde.testing.worker import tell
 
-ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
+ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 LIMIT_NS = 10**9
 
 
@@ -209,6 +209,7 @@ def wait_for_a_frozen_rank() -> list[str]:
     return reports.texts
 
 
+@pytest.mark.slow
 @ON_BOTH
 def test_a_stopped_process_is_told_from_others(transport: str) -> None:
     with ranks.start(wait_for_a_frozen_rank, 2, environ={"RONDE_TRANSPORT": transport}) as job:

@@ -27,7 +27,7 @@ NEGOTIATE, OPERATION, UNFUSED = (
     ["NEGOTIATE_ALLREDUCE", "queue", "ALLREDUCE"],
 )
 PHASES = [NEGOTIATE, "queue", "MEMCPY_IN_FUSION_BUFFER", OPERATION, "MEMCPY_OUT_FUSION_BUFFER"]
-ON_BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
+ON_BOTH = pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 
 
 def read(path: Path) -> list[Record]:

@@ -295,6 +295,7 @@ def test_a_hard_limit_of_descriptors_is_named_before_anything_starts(
     assert f"may have {limit}: raise the hard limit (ulimit -Hn)" in line
 
 
+@pytest.mark.slow
 def test_a_soft_limit_of_descriptors_is_raised(here: Path) -> None:
     done = limited(here, "-Sn 24", 4)
     assert (done.returncode, done.stdout.count("joined")) == (0, 4), done.stderr

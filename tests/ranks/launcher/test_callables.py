@@ -84,6 +84,7 @@ def test_what_the_caller_has_printed_comes_first(tmp_path: Path, monkeypatch: py
     assert python("-c", script, folder=tmp_path) == (0, "before\n[0] worker\nafter\n", "")
 
 
+@pytest.mark.slow
 def test_workers_from_a_fork_server() -> None:
     parents = ronde.run(functions.parent, np=3, start_method="forkserver")
     assert len(set(parents)) == 1
@@ -91,6 +92,7 @@ def test_workers_from_a_fork_server() -> None:
     assert ronde.run(functions.together, (10.0,), np=2, start_method="forkserver") == [21.0, 21.0]
 
 
+@pytest.mark.slow
 def test_big_results() -> None:
     size_bytes = 100 << 20
     (result,) = ronde.run(functions.big, (size_bytes,))
@@ -111,6 +113,7 @@ def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFix
     assert "ronde: rank 1 (pid" not in capfd.readouterr().err, "who catches the error may not care"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named() -> None:
     with pytest.raises(ronde.RemoteError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL") as caught:
         ronde.run(functions.dies_on, (0,), np=2)
@@ -213,6 +216,7 @@ def test_without_cloudpickle_the_function_must_be_in_a_file(tmp_path: Path) -> N
     assert out.startswith("[42, 42] True\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", WITHOUT_CLOUDPICKLE], ids=["cloudpickle", "pickle"])
 def test_from_a_child_of_multiprocessing(tmp_path: Path, before: str) -> None:
     """There the main module has another name, which both picklers use."""

@@ -79,6 +79,7 @@ def test_tasks_first_come_to_the_address_and_ports_that_a_firewall_lets_in() -> 
             run(sizes, 1, driver_port=wrong)
 
 
+@pytest.mark.slow
 def test_results_may_be_large() -> None:
     assert [len(result) for result in run(big, 3_000_000, stdout=io.StringIO(), stderr=io.StringIO())] == [
         3_000_000
@@ -94,6 +95,7 @@ def test_the_first_failure_ends_the_others_and_is_what_the_caller_gets() -> None
     assert caught.value.host
 
 
+@pytest.mark.slow
 def test_an_elastic_job_ends_when_its_workers_fail_too_often(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"LookupError: attempt 2") as caught:
         run(
@@ -128,6 +130,7 @@ class LateCluster(LocalCluster):
         return Capacity(1, 1)
 
 
+@pytest.mark.slow
 def test_too_few_slots_are_an_error_with_numbers() -> None:
     options = RunOptions(2, start_timeout_ns=2 * SECOND, stdout=io.StringIO(), stderr=io.StringIO())
     with pytest.raises(TimeoutError, match=r"registered 1 of 2 .*this machine has 1 slots, 0 of them free"):
@@ -203,6 +206,7 @@ def test_a_python_that_is_not_there_is_named() -> None:
         run(sizes, 1, workers=1, python="/no/python", stdout=io.StringIO(), stderr=io.StringIO())
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_in_threads() -> None:
     results: dict[int, list[Any]] = {}
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ronde.process.process_groups import free_port
 
 WORKER = """
@@ -31,6 +33,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
+@pytest.mark.slow
 def test_workers_get_it_by_descriptor_also_from_a_template(tmp_path: Path) -> None:
     """The user's variable does not reach workers either, and the descriptor is closed once ranks have met."""
     (tmp_path / "worker.py").write_text(WORKER)

@@ -230,6 +230,7 @@ def read_so_far(pid: int) -> int:
     return int(Path(f"/proc/{pid}/io").read_text().split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["", "-H localhost:2"])
 def test_without_a_reader_the_job_ends(launcher: Launcher, hosts: str) -> None:
     """Soon, because workers get no time to save their state."""

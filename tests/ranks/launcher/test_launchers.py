@@ -127,6 +127,7 @@ def test_mpirun(script: str, kind: str) -> None:
     assert run([mpirun, *options, "-n", "2", sys.executable, script]) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", [[], ["init_method=env://"]], ids=["", "env://"])
 def test_srun_as_it_sets_the_environment(script: str, rest: list[str]) -> None:
     """tests/clusters has a real Slurm."""
@@ -156,6 +157,7 @@ def test_environment_by_hand(script: str) -> None:
     assert run_by_hand([[sys.executable, script]] * 2, environments) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["tcp:127.0.0.1:{port}", "tcp:[::1]:{port}", "unix:@ronde-test-{port}"])
 def test_arguments(script: str, store: str) -> None:
     store = "store=" + store.format(port=free_port("127.0.0.1"))
@@ -163,6 +165,7 @@ def test_arguments(script: str, store: str) -> None:
     assert run_by_hand(commands, [environment()] * 2) == EXPECTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["size", "world_size"])
 def test_init_method_by_tcp(script: str, size: str) -> None:
     there = f"init_method=tcp://127.0.0.1:{free_port('127.0.0.1')}"
@@ -170,6 +173,7 @@ def test_init_method_by_tcp(script: str, size: str) -> None:
     assert run_by_hand(commands, [environment()] * 2) == EXPECTED
 
 
+@pytest.mark.slow
 def test_init_method_by_a_file_that_is_used_again(script: str, tmp_path: Path) -> None:
     """The second time after a rank was killed while it waited for the other one."""
     there = f"init_method=file://{tmp_path}/store"
@@ -204,6 +208,7 @@ def test_init_method_by_a_file_with_one_rank_twice(script: str, tmp_path: Path) 
         first.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init_method", ["env://", "tcp://127.0.0.1:{port}"])
 def test_init_method_within_ronde_run(script: str, init_method: str) -> None:
     there = "init_method=" + init_method.format(port=free_port("127.0.0.1"))

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HOST = re.escape(socket.gethostname())
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} "
 
@@ -35,6 +37,7 @@ SPEAK = (
 INIT = "import logging, ronde; ronde.init()" + SPEAK
 
 
+@pytest.mark.slow
 def test_lines_of_a_program_without_handlers() -> None:
     (line,) = errors(INIT)
     assert re.fullmatch(TIME + rf"WARNING rank 0 on {HOST}: ronde\.engine: 7% of it", line)
@@ -54,6 +57,7 @@ def test_horovods_variables_without_effect_are_reported_once() -> None:
     assert told[0].endswith("have no effect in Ronde: HOROVOD_CCL_CACHE, HOROVOD_MPI_THREADS_DISABLE")
 
 
+@pytest.mark.slow
 def test_a_program_with_handlers_keeps_them() -> None:
     before = (
         "import logging, sys; logging.basicConfig(format='mine: %(message)s'); import ronde; ronde.init()"

@@ -60,6 +60,7 @@ def test_all_workers_start_again_when_one_is_killed(launcher: Launcher, workers:
     )
 
 
+@pytest.mark.slow
 def test_the_failure_that_ends_it_is_shown_last(launcher: Launcher) -> None:
     launcher.script(ATTEMPT + "if rank == 1: raise ValueError(f'attempt {attempt}')\ntime.sleep(600)")
     code, out, err = launcher.run("-n", "2", "--max-restarts", "1", "script.py")
@@ -93,6 +94,7 @@ def test_of_two_exceptions_the_earlier_one_is_shown(launcher: Launcher) -> None:
     assert err.endswith("    ValueError: of rank 1\n")
 
 
+@pytest.mark.slow
 def test_ronde_meets_anew_in_each_attempt(launcher: Launcher) -> None:
     """Keys of a killed attempt must not reach the next one."""
     launcher.script(
@@ -186,6 +188,7 @@ def test_a_frozen_worker_that_has_to_end_is_let_go_on(launcher: Launcher) -> Non
     assert "SIGKILL" not in err
 
 
+@pytest.mark.slow
 def test_a_launcher_that_was_stopped_is_named(launcher: Launcher) -> None:
     """After Ctrl-Z the agents miss its heartbeats, and say so when they end."""
     launcher.script(ATTEMPT + "time.sleep(600)")

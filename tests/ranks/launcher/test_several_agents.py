@@ -103,6 +103,7 @@ def test_ranks_of_two_nodes_and_one_end(nodes: Nodes) -> None:
     assert end(early)[0] == 0
 
 
+@pytest.mark.slow
 def test_nodes_need_no_key_where_they_share_the_users_file(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_nodes_need_no_key_where_they_share_the_users_file(
     assert end(first)[0] == 130
 
 
+@pytest.mark.slow
 def test_a_node_is_lost_and_comes_back(nodes: Nodes) -> None:
     """Ranks meet by Ronde in each round; the survivor's workers lose their peers, which does not count as a failure."""
     nodes.launcher.script(
@@ -212,6 +214,7 @@ def test_ctrl_c_at_one_node_ends_the_job(nodes: Nodes) -> None:
     assert "interrupted by Ctrl-C" in err
 
 
+@pytest.mark.slow
 def test_a_frozen_agent_is_left_out_and_comes_back(nodes: Nodes) -> None:
     nodes.launcher.script(HERE + UNTIL_DONE)
     conf = "keep_alive_interval=0.3"
@@ -228,6 +231,7 @@ def test_a_frozen_agent_is_left_out_and_comes_back(nodes: Nodes) -> None:
     assert (end(first)[0], end(second)[0]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_the_node_with_the_store_waits_beyond_the_exit_barrier(nodes: Nodes) -> None:
     nodes.launcher.script(HERE + "if rank == 0: sys.exit()\n" + UNTIL_DONE)
     conf = "exit_barrier_timeout=0.2"
@@ -242,6 +246,7 @@ def test_the_node_with_the_store_waits_beyond_the_exit_barrier(nodes: Nodes) -> 
     assert "waited 0.2 s for those of other nodes, and go on waiting" in err
 
 
+@pytest.mark.slow
 def test_two_jobs_one_after_the_other_in_one_file(nodes: Nodes) -> None:
     nodes.launcher.script(HERE)
     place = ("--rdzv-backend", "file", "--rdzv-endpoint", "meeting")
@@ -263,6 +268,7 @@ def test_a_new_node_serves_the_store_of_a_dead_one(nodes: Nodes) -> None:
     assert end(newcomer)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_waiting_agent_that_is_killed_leaves_no_folder(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ print("alone on", host, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_failing_worker_costs_an_elastic_job_its_host(launcher: Launcher) -> None:
     """As with horovodrun: the host is set aside, and the others go on."""
     launcher.script(FAILS)
@@ -182,6 +183,7 @@ def test_a_failing_worker_costs_an_elastic_job_its_host(launcher: Launcher) -> N
     assert re.search(r"\nronde: host localhost: rank 0 \(pid \d+\) failed with exit code 1 after", err)
 
 
+@pytest.mark.slow
 def test_hosts_that_fail_at_once_are_set_aside_one_after_the_other(launcher: Launcher) -> None:
     """The second host's failure may be a consequence; a repeated one is not."""
     launcher.script(FAILS)
@@ -192,6 +194,7 @@ def test_hosts_that_fail_at_once_are_set_aside_one_after_the_other(launcher: Lau
         assert re.search(rf"^ronde: host {host}: rank \d \(pid \d+\) failed with exit code 1", err, re.M)
 
 
+@pytest.mark.slow
 def test_an_elastic_job_whose_workers_fail_everywhere_ends_with_the_cause(launcher: Launcher) -> None:
     launcher.script("time.sleep(rank / 2)\nraise ValueError('everywhere')")
     code, _, err = launcher.run("-np", "1", "--min-np", "1", "-H", "localhost:1,127.0.0.1:1", "script.py")

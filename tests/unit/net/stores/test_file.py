@@ -32,6 +32,7 @@ def content(path: Path) -> dict[str, bytes]:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "kills"), [(1, 25), pytest.param(2, 100, marks=pytest.mark.slow)])
 def test_nothing_acknowledged_is_lost_when_writers_are_killed(path: Path, seed: int, kills: int) -> None:
     command = [sys.executable, "-m", "tests.unit.net.stores.killed_writers", str(path), str(seed), str(kills)]

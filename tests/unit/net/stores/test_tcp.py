@@ -153,6 +153,7 @@ def test_a_member_that_takes_no_answers_costs_only_itself(server: StoreServer, c
     client.set("still", b"here")
 
 
+@pytest.mark.slow
 def test_a_thousand_wait_for_one_key(server: StoreServer, client: StoreClient) -> None:
     waiting = [member(server) for _ in range(1000)]
     for sock in waiting[::2]:
@@ -298,6 +299,7 @@ time.sleep(0.2)
 """
 
 
+@pytest.mark.slow
 def test_a_process_may_end_while_its_threads_ask() -> None:
     for _ in range(4):
         subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_ASK], check=True, timeout=60)
