@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import builtins
+import hmac
+import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -158,6 +161,38 @@ def keys_of(client: Protection, server: Protection) -> tuple[ConnectionKeys, Con
     assert ends[0].keys
     assert ends[1].keys
     return ends[0].keys, ends[1].keys
+
+
+def hkdf(key: bytes, salt: bytes, info: bytes, count: int) -> bytes:
+    """HKDF-SHA256 as RFC 5869 writes it, independent of Ronde's."""
+    extracted = hmac.digest(salt, key, "sha256")
+    block = output = b""
+    while len(output) < count:
+        block = hmac.digest(extracted, block + info + bytes([len(output) // 32 + 1]), "sha256")
+        output += block
+    return output[:count]
+
+
+def test_the_keys_of_a_connection_are_those_of_rfc_5869(monkeypatch: pytest.MonkeyPatch) -> None:
+    case_1 = hkdf(b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)), 42).hex()
+    assert case_1.startswith("3cb25f25faacd57a90434f64d0362f2a")
+    assert case_1.endswith("34007208d5b887185865")
+    monkeypatch.setattr(os, "urandom", bytes)
+    key = JobKey(bytes(range(32)))
+    client, server = (
+        Handshake(Role.CLIENT, key, "store", SECRET),
+        Handshake(Role.SERVER, key, "store", SEALED),
+    )
+    hellos = [
+        struct.pack("!4sHB16s31s", b"RNDE", authentication.PROTOCOL_VERSION, each, b"", b"")
+        for each in (SECRET, SEALED)
+    ]
+    both(client, server)
+    parts = [b"keys of a connection", b"store", *hellos]
+    material = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    assert client.keys is not None
+    assert client.keys.outgoing == hkdf(material, bytes(range(32)), b"client to server", 32)
+    assert client.keys.incoming == hkdf(material, bytes(range(32)), b"server to client", 32)
 
 
 def test_each_connection_has_keys_of_its_own_for_each_direction() -> None:
