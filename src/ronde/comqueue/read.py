@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ronde.comqueue.columns import ColumnSelection, ColumnsOption
-from ronde.comqueue.parquet_rows import ParquetRows
+from ronde.comqueue.parquet_rows import parquet_rows
 from ronde.comqueue.rows import RowSource
 from ronde.errors import UsageError
 from ronde.parquet.needs import need
@@ -69,7 +69,7 @@ def read(
             or a package is not installed.
     """
     if paths := _paths_in(source):
-        return ParquetRows(paths, columns, options, memory_limit)
+        return parquet_rows(paths, columns, options, memory_limit)
     if memory_limit is not None or options:
         raise UsageError(f"memory_limit and options are for files, and the source is of type {_type(source)}")
     if hasattr(source, "__arrow_c_stream__"):
