@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -15,6 +16,7 @@ pq: Any = pytest.importorskip("pyarrow.parquet", reason="PyArrow is not installe
 
 FILES, FILE_ROWS, COLUMNS = 8, 1 << 20, 16  # 1 GiB of rows, which compress to next to nothing
 LIMIT_BYTES = 1 << 30  # of addresses of a process, of which half are taken by what it imports
+LITTLE_MEMORY = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}  # each thread would reserve much
 
 PROGRAM = """
 import sys
@@ -44,6 +46,7 @@ def test_sums_of_more_rows_than_memory(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(program), str(folder)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES)),
+        env={**os.environ, **LITTLE_MEMORY},
         capture_output=True,
         text=True,
         check=False,
