@@ -45,10 +45,10 @@ def new_session(**settings: str) -> Any:
 
 
 @contextmanager
-def session_of_two_executors() -> Iterator[Any]:
-    """Start the session, and stop it in the end."""
+def session_of_two_executors(**settings: str) -> Iterator[Any]:
+    """Start the session, and stop it in the end. `settings`: as of `new_session`."""
     with engine_environment():
-        session = new_session()
+        session = new_session(**settings)
     try:
         yield session
     finally:

@@ -16,7 +16,7 @@ from ronde.comm.world import has_joined, world
 from ronde.comqueue.checkpointing import CheckpointPlace, CheckpointRule, FolderPlace, MemoryPlace
 from ronde.comqueue.partitions import CommonData, divide_data, load_data
 from ronde.comqueue.plan import Plan, run_plan
-from ronde.comqueue.rows import RowSource
+from ronde.comqueue.rows import LocatedRows, RowSource
 from ronde.comqueue.shared_values import SharedValues
 from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_groups
 from ronde.engine.process import init
@@ -80,8 +80,14 @@ def _capacity(cluster: Cluster) -> int:
     return capacity.total
 
 
-def _divided(plan: Plan, num_tasks: int) -> tuple[CommonData, list[Mapping[str, Any]]]:
-    return divide_data(plan.broadcast, plan.partitioned, num_tasks)
+def _divided(
+    plan: Plan, num_tasks: int, is_cluster: bool = False
+) -> tuple[CommonData, list[Mapping[str, Any]]]:
+    common, parts = divide_data(plan.broadcast, plan.partitioned, num_tasks)
+    if common.openers and not is_cluster:
+        (name, *_) = common.openers
+        raise UsageError(f"the rows of {name!r} lie on a cluster: run the tasks there, as by on='spark'")
+    return common, parts
 
 
 def _without_data(plan: Plan) -> Plan:
@@ -164,13 +170,24 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
-    common, parts = _divided(plan, num_tasks)
+    common, parts = _divided(plan, num_tasks, is_cluster=True)
     values = _Values([common, *parts])
     call = (_without_data(plan), values, _folder_of(plan, "on a cluster"))
-    return _repeat(
-        plan.checkpoint,
-        lambda: run(_run_rank, call, np=num_tasks, environment=ORDERED, cluster=cluster()),
-    )
+
+    def run_once() -> list[Any]:
+        return run(_run_rank, call, np=num_tasks, environment=ORDERED, cluster=_placed(plan, cluster()))
+
+    return _repeat(plan.checkpoint, run_once)
+
+
+def _placed(plan: Plan, cluster: Cluster) -> Cluster:
+    """Return the cluster; its tasks run where rows lie, if there are such. Raises UsageError for several places."""
+    located = [data for data in plan.partitioned.values() if isinstance(data, LocatedRows)]
+    if len(located) > 1:
+        raise UsageError(f"{len(located)} objects have rows that lie on the cluster: join them into one")
+    for rows in located:
+        rows.place(cluster)
+    return cluster
 
 
 def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> list[Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ronde.comqueue.named_arrays import NamedArrays
-from ronde.comqueue.rows import RowSource, row_count, rows_between, take_rows
+from ronde.comqueue.rows import LocatedRows, RowSource, row_count, rows_between, take_rows
 from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.errors import UsageError
@@ -37,11 +37,13 @@ class Partitions:
 class CommonData:
     """What all tasks get: broadcast objects, sources of rows, and how rows are divided; all by name.
 
-    `divisions`: of data that are divided here; a task asks the others for those of `Partitions`.
+    `openers`: of rows that lie at the tasks; `divisions`: of data that are divided here. A task asks the others for
+    those of `Partitions` and of rows at the tasks.
     """
 
     broadcast: Mapping[str, Any]
     sources: Mapping[str, RowSource] = field(default_factory=dict)
+    openers: Mapping[str, Callable[[TaskGroup], RowSource]] = field(default_factory=dict)
     divisions: Mapping[str, RowDivision] = field(default_factory=dict)
 
 
@@ -60,7 +62,7 @@ def divide_data(
 
     Raises UsageError if data have no rows, or the number of partitions is not that of the tasks.
     """
-    sources, divisions = {}, {}
+    sources, openers, divisions = {}, {}, {}
     parts: list[dict[str, Any]] = [{} for _ in range(num_tasks)]
     for name, data in partitioned.items():
         if isinstance(data, Partitions):
@@ -71,6 +73,9 @@ def divide_data(
             for part, rows in zip(parts, data.parts):
                 part[name] = rows
             continue
+        if isinstance(data, LocatedRows):
+            openers[name] = data.opener()
+            continue
         divisions[name] = division = divide_rows(_count_of(data, name), num_tasks)
         if isinstance(data, RowSource):
             sources[name] = data
@@ -78,7 +83,7 @@ def divide_data(
         for task, part in enumerate(parts):
             numbers = division.rows_of(task)
             part[name] = rows_between(data, numbers.start, numbers.stop)
-    return CommonData(broadcast, sources, divisions), list(parts)
+    return CommonData(broadcast, sources, openers, divisions), list(parts)
 
 
 def _count_of(data: Any, name: str) -> int:
@@ -96,6 +101,10 @@ def load_data(common: CommonData, parts: Mapping[str, Any], group: TaskGroup, is
     objects, divisions = dict(parts), dict(common.divisions)
     for name, source in common.sources.items():
         objects[name] = take_rows(source, divisions[name].rows_of(group.task_id), group.tasks_here)
+    for name, open_rows in common.openers.items():
+        source = open_rows(group)
+        divisions[name] = divide_partitions(group.allgather_object(source.num_rows))
+        objects[name] = take_rows(source, range(source.num_rows), group.tasks_here)
     for name in sorted(objects.keys() - divisions.keys()):
         counts = group.allgather_object(_rows_or_none(objects[name]))
         if None not in counts and any(counts):

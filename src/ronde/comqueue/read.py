@@ -10,7 +10,8 @@ import numpy as np
 
 from ronde.comqueue.columns import ColumnSelection, ColumnsOption
 from ronde.comqueue.parquet_rows import parquet_rows
-from ronde.comqueue.rows import RowSource
+from ronde.comqueue.rows import LocatedRows, RowSource
+from ronde.comqueue.spark_rows import SparkRows
 from ronde.errors import UsageError
 from ronde.parquet.needs import need
 from ronde.parquet.reader import holds_numbers, to_array
@@ -39,7 +40,7 @@ def read(
     *,
     memory_limit: int | None = None,
     options: Mapping[str, Any] | None = None,
-) -> RowSource:
+) -> RowSource | LocatedRows:
     """Return data for `iterate` or a queue: rows of Parquet files, of a table or of an array.
 
         data = read("s3://bucket/clicks/", columns={"X": ["age", "hour"], "y": "clicked"})
@@ -53,6 +54,7 @@ def read(
             - the path or fsspec URL of a Parquet file, of a folder (all files named *.parquet below it), or a pattern
               such as `data/2024-*.parquet`; or a list of these, whose rows follow each other;
             - a table: of pandas, Polars, PyArrow, or another object with the Arrow C interface (`__arrow_c_stream__`);
+            - a Spark data frame, for tasks that run where its rows are: `on="spark"`;
             - an array: of NumPy, PyTorch (on the CPU), or another object that `numpy.asarray` takes; a SciPy matrix.
         columns: Which columns of files or of a table the step gets, and how. A list: a 2-d array of these columns;
             None: of all columns of numbers. A name: an array of the values of that column. A dict of these: several
@@ -61,7 +63,7 @@ def read(
             `year=2024`, is a column that must be named.
         memory_limit: How many bytes the rows of a task may take. If they need more, each step reads them block by
             block, and has them as `c.blocks` only (default: half of the free memory of the task's machine or control
-            group, divided by the number of tasks there). For files only.
+            group, divided by the number of tasks there). For files and Spark data frames.
         options: Passed to fsspec's file system, such as `{"anon": True}` for S3 (default: none).
 
     Raises:
@@ -70,6 +72,8 @@ def read(
     """
     if paths := _paths_in(source):
         return parquet_rows(paths, columns, options, memory_limit)
+    if hasattr(source, "mapInArrow"):
+        return SparkRows(source, columns, memory_limit)
     if memory_limit is not None or options:
         raise UsageError(f"memory_limit and options are for files, and the source is of type {_type(source)}")
     if hasattr(source, "__arrow_c_stream__"):

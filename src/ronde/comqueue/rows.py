@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
 
-__all__ = ["RowSource", "SourceRows", "StreamedSource", "row_count", "rows_between", "take_rows"]
+if TYPE_CHECKING:
+    from ronde.comqueue.task_group import TaskGroup
+    from ronde.launch.clusters.base import Cluster
+
+__all__ = [
+    "LocatedRows",
+    "RowSource",
+    "SourceRows",
+    "StreamedSource",
+    "row_count",
+    "rows_between",
+    "take_rows",
+]
 
 
 @runtime_checkable
@@ -68,6 +80,28 @@ class StreamedSource(RowSource, Protocol):
 
         Raises:
             Exception: As of `load`.
+        """
+
+
+@runtime_checkable
+class LocatedRows(Protocol):
+    """Rows that lie at the tasks of a cluster already, and do not pass through this process."""
+
+    def place(self, cluster: Cluster) -> None:
+        """Have the tasks of the cluster run where the rows are.
+
+        Args:
+            cluster: That of the next run.
+
+        Raises:
+            UsageError: The rows are not there.
+        """
+
+    def opener(self) -> Callable[[TaskGroup], RowSource]:
+        """Return a function that each task calls for its rows, all at once. It can be pickled.
+
+        Raises:
+            Nothing.
         """
 
 

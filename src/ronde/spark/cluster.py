@@ -11,19 +11,21 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
 from pyspark.resource import ResourceProfile
+from pyspark.sql import DataFrame
 
 from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.light_dataclasses import replace
+from ronde.spark.frame_rows import run_at_rows
 from ronde.spark.tasks import describe_failure, run_any, run_once
 
 __all__ = ["SparkCluster"]
@@ -52,6 +54,7 @@ class SparkCluster:
     ) -> None:
         self.capabilities = Capabilities(elastic=is_elastic, gang=False)
         self._context, self._resources = context, resources
+        self._frame: DataFrame | None = None
         self._group = f"ronde-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._is_cancelled = False
@@ -62,6 +65,13 @@ class SparkCluster:
     def parallelism(self) -> int:
         """How many tasks a Spark job has by default: `spark.default.parallelism`, or the cores of all executors."""
         return int(self._context.defaultParallelism)
+
+    def take_rows(self, frame: DataFrame) -> None:
+        """Run tasks where the rows of a data frame are, and give each of them some of these.
+
+        The worker of a task finds them by `ronde.spark.frame_rows.ROWS`. Not for elastic jobs.
+        """
+        self._frame = frame
 
     def driver_address(self) -> tuple[str, int]:
         """Return by which address or name executors reach the program, without brackets, and the port for tasks.
@@ -137,14 +147,21 @@ class SparkCluster:
         def task(partition: int, _: Iterable[int]) -> Iterable[str]:
             return run(replace(ticket, slot=slots[partition]))
 
+        def task_with_rows(partition: int, variables: Mapping[str, str]) -> None:
+            run_any(replace(ticket, slot=slots[partition]), variables)
+
         try:
             if self._is_cancelled:
                 return
             self._context.setJobGroup(self._group, f"Ronde: {len(slots)} workers", interruptOnCancel=True)
-            data = self._context.parallelize(range(len(slots)), len(slots))
-            if self._resources is not None:
-                data = data.withResources(self._resources)
-            problems = data.mapPartitionsWithIndex(task).collect()
+            problems: list[str] = []
+            if self._frame is not None:
+                run_at_rows(self._frame, len(slots), task_with_rows)
+            else:
+                data = self._context.parallelize(range(len(slots)), len(slots))
+                if self._resources is not None:
+                    data = data.withResources(self._resources)
+                problems = data.mapPartitionsWithIndex(task).collect()
         except Exception as error:
             if self._is_cancelled:
                 return

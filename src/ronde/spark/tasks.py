@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 
 from pyspark import TaskContext
 
@@ -18,13 +19,16 @@ _PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b:
 _CORE_JAR = re.compile(r"(?:.*/)?spark-core_[^/]*\.jar")
 
 
-def run_any(ticket: Ticket) -> list[str]:
-    """Run a Spark task, in any attempt. Their ids grow, while the numbers of attempts begin anew with a stage."""
+def run_any(ticket: Ticket, variables: Mapping[str, str] | None = None) -> list[str]:
+    """Run a Spark task, in any attempt. Their ids grow, while the numbers of attempts begin anew with a stage.
+
+    `variables`: further environment variables of the worker.
+    """
     from ronde.launch.driver.task import run_task
 
     context = _task_context()
     module_path = [path for path in sys.path if not _CORE_JAR.fullmatch(path)]
-    run_task(ticket, context.taskAttemptId(), _gpus(context), module_path)
+    run_task(ticket, context.taskAttemptId(), _gpus(context), module_path, variables)
     return []
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ronde.comqueue import IterationStep, iterate, read
+from ronde import comqueue
+from ronde.comqueue import IterationStep, iterate
 from ronde.comqueue.columns import ColumnsOption
 from ronde.errors import RemoteError, UsageError
 
 pa: Any = pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
 
+read: Any = comqueue.read  # the type of what it returns depends on the source
 ROWS = 50
 TABLE = pa.table(
     {
@@ -85,7 +87,7 @@ def test_matrices_are_of_float32_where_that_is_enough() -> None:
 
 
 def test_streamed_blocks_are_those_that_are_loaded(folder: Path) -> None:
-    rows: Any = read(folder, {"X": ["a"], "y": "n"})
+    rows = read(folder, {"X": ["a"], "y": "n"})
     blocks = [range(3, 4), range(4, 29), range(29, 50)]
     found = list(rows.stream(blocks))
     assert [each.y.tolist() for each in found] == [list(block) for block in blocks]
@@ -96,7 +98,7 @@ def test_streamed_blocks_are_those_that_are_loaded(folder: Path) -> None:
 
 
 def test_the_limit_decides_what_is_streamed(folder: Path) -> None:
-    rows: Any = read(folder, memory_limit=16 * 20)
+    rows = read(folder, memory_limit=16 * 20)
     assert rows.check_memory(20, 1) == ""
     assert "21 rows of" in rows.check_memory(21, 1)
     rows = read(folder)

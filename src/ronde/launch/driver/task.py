@@ -16,8 +16,9 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from ronde.environment import environment
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError
@@ -49,10 +50,11 @@ def run_task(
     attempt: int = 0,
     gpus: Sequence[str] | None = None,
     module_path: Sequence[str] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Run the agent of a slot, and return when it has ended, or the driver has ended it.
 
-    Any thread may call this, several at once. The agent inherits the environment of this process.
+    Any thread may call this, several at once. The agent and its workers inherit the environment of this process.
 
     Args:
         ticket: What the driver gave the cluster for this slot.
@@ -60,6 +62,7 @@ def run_task(
         gpus: The names of the GPUs that the platform has given the task; None: those in CUDA_VISIBLE_DEVICES.
         module_path: Where the agent and its workers find modules, unless the ticket names their Python; None:
             `sys.path`, to which the platform may have added files of the job.
+        variables: Further environment variables of the agent and its workers.
 
     Raises:
         TimeoutError: The driver could not be reached within the ticket's start timeout.
@@ -76,14 +79,19 @@ def run_task(
             gpus=_visible_gpus() if gpus is None else tuple(gpus),
         )
         channel.send(TaskMessage.REGISTER.value + REGISTRATION.encode(registration))
-        _Relay(channel, ticket, sys.path if module_path is None else module_path).run()
+        start = partial(
+            _start_agent, ticket, sys.path if module_path is None else module_path, variables or {}
+        )
+        _Relay(channel, ticket.job_key, start).run()
 
 
 class _Relay:
     """One agent and the connection to the driver."""
 
-    def __init__(self, channel: MessageChannel, ticket: Ticket, module_path: Sequence[str]) -> None:
-        self._channel, self._ticket, self._module_path = channel, ticket, module_path
+    def __init__(
+        self, channel: MessageChannel, job_key: bytes, start: Callable[[], subprocess.Popen[bytes]]
+    ) -> None:
+        self._channel, self._job_key, self._start = channel, job_key, start
         self._heard_ns = self._spoke_ns = time.monotonic_ns()
         self._agent: subprocess.Popen[bytes] | None = None
         self._unwritten = b""  # for the agent's standard input
@@ -164,7 +172,7 @@ class _Relay:
                     pass
                 case TaskMessage.ACCEPT if self._agent is None:
                     self._agent = self._start_agent()
-                    self._unwritten = KEY_LINE + self._ticket.job_key.hex().encode() + b"\n"
+                    self._unwritten = KEY_LINE + self._job_key.hex().encode() + b"\n"
                 case TaskMessage.REFUSE if self._agent is None:
                     raise RondeError(f"the driver refuses this task: {data.decode(errors='replace')}")
                 case TaskMessage.STDIN:
@@ -179,7 +187,7 @@ class _Relay:
     def _start_agent(self) -> subprocess.Popen[bytes]:
         """Start the agent. Report to the driver if that fails, as the shell of an ssh would."""
         try:
-            return _start_agent(self._ticket, self._module_path)
+            return self._start()
         except OSError as error:
             self._send(TaskMessage.STDERR, f"{error.strerror}: {error.filename}".encode(errors="replace"))
             self._send(TaskMessage.EXIT, b"%d" % CANNOT_EXECUTE)
@@ -237,8 +245,10 @@ class _Relay:
         agent.wait()
 
 
-def _start_agent(ticket: Ticket, module_path: Sequence[str]) -> subprocess.Popen[bytes]:
-    variables = environment()
+def _start_agent(
+    ticket: Ticket, module_path: Sequence[str], further: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    variables = {**environment(), **further}
     command = agent_command()
     if ticket.python is None:
         standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark.ml.functions import vector_to_array
-from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql import types as T  # noqa: N812
@@ -14,8 +12,9 @@ from ronde.errors import UsageError
 from ronde.parquet.reader import find_row_groups
 from ronde.parquet.store import RunFolder
 from ronde.parquet.training import DataIndex
+from ronde.spark.columns import as_arrays
 
-__all__ = ["as_arrays", "write_frame"]
+__all__ = ["write_frame"]
 
 PART = "ronde_part"
 ROW_GROUP_BYTES = 32 << 20  # a rank has one or two in memory, and shuffles their order
@@ -63,43 +62,6 @@ def write_frame(
             "be a folder that the driver and all executors share, as HDFS, S3 or NFS are"
         )
     return DataIndex(url, found[0], found[1] if len(found) > 1 else [])
-
-
-def as_arrays(frame: DataFrame, columns: list[str]) -> dict[str, Column]:
-    """Return each column as numbers or arrays of them, by its name: Spark vectors become arrays.
-
-    Raises UsageError for a column that is missing or holds something else.
-    """
-    types = {field.name: field.dataType for field in frame.schema.fields}
-    if missing := [name for name in columns if name not in types]:
-        raise UsageError(f"the data frame lacks the columns {missing}: it has {list(types)}")
-    found = {}
-    for name in columns:
-        column, kind = F.col(f"`{name}`"), types[name]
-        if isinstance(kind, VectorUDT):
-            column = vector_to_array(column, "float32")
-        elif (doubles := _with_doubles(kind)) != kind:
-            column = column.cast(doubles)
-        elif not _holds_numbers(kind):
-            raise UsageError(
-                f"column {name!r} has the type {kind.simpleString()}: expected numbers, Spark vectors or arrays of "
-                "numbers; StringIndexer makes numbers of strings, and VectorAssembler a vector of columns"
-            )
-        found[name] = column.alias(name)
-    return found
-
-
-def _holds_numbers(kind: Any) -> bool:
-    while isinstance(kind, T.ArrayType):
-        kind = kind.elementType
-    return isinstance(kind, T.NumericType | T.BooleanType)
-
-
-def _with_doubles(kind: Any) -> Any:
-    """Return the type with doubles in place of decimals."""
-    if isinstance(kind, T.ArrayType):
-        return T.ArrayType(_with_doubles(kind.elementType), kind.containsNull)
-    return T.DoubleType() if isinstance(kind, T.DecimalType) else kind
 
 
 def _is_validation(frame: DataFrame, validation: float | str | None, seed: int) -> Column:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from ronde.errors import UsageError
 from ronde.parquet.needs import need
 from ronde.parquet.objective import float_dtype, predict, to_tensor
-from ronde.spark.estimator.frames import as_arrays
+from ronde.spark.columns import as_arrays
 from ronde.spark.estimator.params import ModelParams, check_names
 from ronde.spark.estimator.persistence import ObjectsReader, ObjectsWriter
 
