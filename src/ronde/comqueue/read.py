@@ -72,10 +72,14 @@ def read(
     """
     if paths := _paths_in(source):
         return parquet_rows(paths, columns, options, memory_limit)
+    if options:
+        raise UsageError(f"options={options!r} are for files, and the source is of type {_type(source)}")
     if hasattr(source, "mapInArrow"):
         return SparkRows(source, columns, memory_limit)
-    if memory_limit is not None or options:
-        raise UsageError(f"memory_limit and options are for files, and the source is of type {_type(source)}")
+    if memory_limit is not None:
+        raise UsageError(
+            f"memory_limit is for files and Spark data frames, not for a {_type(source)} in memory"
+        )
     if hasattr(source, "__arrow_c_stream__"):
         return _table_rows(source, columns)
     if columns is not None:
@@ -100,9 +104,7 @@ def _table_rows(source: Any, columns: ColumnsOption) -> ArrayRows:
     if not table.num_rows:
         raise UsageError(f"the table of type {_type(source)} has no rows: expected at least one")
     index = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    fields = [
-        field for field in table.schema if field.name not in index
-    ]  # the index of a data frame of pandas
+    fields = [field for field in table.schema if field.name not in index]  # without the index of pandas
     numeric = [field.name for field in fields if holds_numbers(field.type)]
     name = f"the table of type {_type(source)}"
     selection = ColumnSelection(columns, numeric, [field.name for field in fields], name)

@@ -231,5 +231,7 @@ def test_what_is_no_source(source: Any, columns: ColumnsOption, message: str) ->
 
 
 def test_options_of_files_only() -> None:
-    with pytest.raises(UsageError, match="memory_limit and options are for files"):
+    with pytest.raises(UsageError, match="memory_limit is for files and Spark data frames, not for a Table"):
         read(TABLE, memory_limit=1)
+    with pytest.raises(UsageError, match="are for files, and the source is of type Table"):
+        read(TABLE, options={"anon": True})
