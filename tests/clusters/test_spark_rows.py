@@ -40,7 +40,9 @@ def sum_step(c: IterationStep) -> None:
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])
-def test_rows_do_not_pass_through_the_driver(memory_limit: int | None, frame: Any) -> None:
+def test_rows_do_not_pass_through_the_driver(
+    memory_limit: int | None, frame: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(Exception, match="maxResultSize"):
         frame.collect()
     data = read(frame, {"X": ["n", "vector"], "y": "half"}, memory_limit=memory_limit)
@@ -48,6 +50,7 @@ def test_rows_do_not_pass_through_the_driver(memory_limit: int | None, frame: An
     assert state.sums["X"].tolist() == [TOTAL, TOTAL, TOTAL / 2]
     assert state.sums["y"] == TOTAL / 2
     assert sorted(state.shares) == [ROWS // 3, ROWS // 3 * 2]  # partitions are joined, and no row moves
+    assert "no such setting" not in capfd.readouterr().err
 
 
 def test_partitions_that_are_too_few_or_empty(session: Any) -> None:
@@ -72,4 +75,4 @@ def test_mistakes(frame: Any) -> None:
             iterate(sum_step, data=read(frame), state={}, max_iter=1, on=place)
     missing = frame.selectExpr("if(n = 7, null, n) as n")
     with pytest.raises(RemoteError, match=r"'n' in the data frame on task \d has 1 missing values"):
-        iterate(sum_step, data=read(missing), state={}, max_iter=1, on="spark:2")
+        iterate(sum_step, data=read(missing, {"X": ["n"], "y": "n"}), state={}, max_iter=1, on="spark:2")
