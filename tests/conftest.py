@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from tests.outcomes import Outcomes
 from tests.turns import Shared, Turns, Worker
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="leave out the tests that FILE names, but for those in files that mention torch: with it installed they "
         "may test more; add those that pass to FILE",
     )
+    parser.addoption(
+        "--outcomes",
+        type=Path,
+        metavar="FILE",
+        help="add a line to FILE for each test that has run or was skipped (tests/outcomes.py)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Turns(of_worker["turns"]))
     elif config.getoption("numprocesses", None):
         config.pluginmanager.register(Shared())
+    if (file := config.getoption("--outcomes")) and not of_worker:
+        config.pluginmanager.register(Outcomes(file))
     if file := config.getoption("--not-again"):
         config.pluginmanager.register(NotAgain(file, of_worker))
 
