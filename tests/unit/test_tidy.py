@@ -18,7 +18,7 @@ import pytest
 
 import ronde
 from ronde import errors
-from ronde.cli import run, store, trace
+from ronde.cli import doctor, run, store, trace
 
 ROOT = Path(__file__).parents[2]
 FILE_LINES = 600  # a file has one idea: one that is longer has several
@@ -223,6 +223,7 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "ronde run --help", run.full_help()
     yield "ronde store --help", store.HELP
     yield "ronde trace --help", trace.HELP
+    yield "ronde doctor --help", doctor.HELP
     for name in ronde.__all__:
         member = getattr(ronde, name)
         yield f"help(ronde.{name})", inspect.getdoc(member) or ""

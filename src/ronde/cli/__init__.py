@@ -12,7 +12,7 @@ from ronde.errors import UsageError
 __all__ = ["main", "show", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-VERBS = ("run", "store", "trace")  # each is a module, loaded on demand
+VERBS = ("run", "store", "trace", "doctor")  # each is a module, loaded on demand
 
 HELP = """\
 usage: ronde run -n N [options] script.py [arguments]
@@ -20,6 +20,7 @@ usage: ronde run -n N [options] script.py [arguments]
   ronde run        start a program in several processes (see ronde run --help)
   ronde store      serve a store in which the nodes of a job meet (see ronde store --help)
   ronde trace      merge the timelines of several ranks (see ronde trace --help)
+  ronde doctor     check this machine for what slows ranks down (see ronde doctor --help)
   ronde --version  print the version
   ronde --help     print this help
 """
