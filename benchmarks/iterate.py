@@ -1,7 +1,7 @@
 """Measures iterative algorithms: a step that only communicates, and fits of estimators.
 
     python benchmarks/iterate.py --csv iterate.csv
-    python benchmarks/iterate.py --cases kmeans --rounds 3               # with the extra `ml`
+    python benchmarks/iterate.py --cases kmeans logistic --rounds 3      # with the extra `ml`
 
 Case `steps`: a step sums an array of float64 over all tasks. The contestants run in one set of processes, in turns of
 as many steps as take some 20 ms: `queue` is an IterativeComQueue with AllReduce, `iterate` the step function of
@@ -12,6 +12,9 @@ a job for each step.
 Case `kmeans`: 20 steps with 16 centers on 1,000,000 x 20 float64. Ronde in threads and in processes is held against
 scikit-learn with as many threads, the same rows and the same first centers; where PySpark is installed, Spark's MLlib
 takes part. The table shows the medians of the CPU time of all processes, and of the time, in seconds.
+
+Case `logistic`: a logistic regression of 200,000 x 100 float64 by L-BFGS, the same contestants; they minimize the same
+objective, whose values at the end a line shows.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import kmeans_fits
+import logistic_fits
 import numpy as np
 from case_tables import print_load, write_cases
+from fit_times import measure_fits, print_fits
 
 import ronde
 from ronde.comqueue import AllReduce, IterationStep, IterativeComQueue, iterate
@@ -44,7 +49,7 @@ def main() -> None:
     )
     parser.add_argument("--tasks", type=int, default=2, help="number of tasks (default: 2)")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
-    parser.add_argument("--cases", nargs="+", default=["steps"], choices=["steps", "kmeans"])
+    parser.add_argument("--cases", nargs="+", default=["steps"], choices=["steps", "kmeans", "logistic"])
     parser.add_argument(
         "--contestants", nargs="+", default=[QUEUE, ITERATE, BARE], choices=[QUEUE, ITERATE, BARE, SPARK]
     )
@@ -56,6 +61,8 @@ def main() -> None:
         rows += compare_steps(options.contestants, options.tasks, options.rounds)
     if "kmeans" in options.cases:
         rows += compare_kmeans(options.tasks, options.rounds)
+    if "logistic" in options.cases:
+        rows += compare_logistic(options.tasks, options.rounds)
     if options.csv:
         write_cases(options.csv, COLUMNS, rows)
 
@@ -79,16 +86,27 @@ def compare_steps(contestants: list[str], tasks: int, rounds: int) -> list[tuple
 
 def compare_kmeans(tasks: int, rounds: int) -> list[tuple[str, int, str, float]]:
     """Print a table, and return the rows of the file."""
+    fits = kmeans_fits.kmeans_fits(contestants_of_fits(), tasks)
+    title = f"k-means, {kmeans_fits.ROWS} x {kmeans_fits.COLUMNS}, {kmeans_fits.STEPS} steps, {tasks} tasks"
+    times = measure_fits(fits, rounds)
+    print_fits(title, times, kmeans_fits.SKLEARN)
+    return [("kmeans", tasks, name, each.wall_s * 1e6) for name, each in times.items()]
+
+
+def compare_logistic(tasks: int, rounds: int) -> list[tuple[str, int, str, float]]:
+    """Print a table, and return the rows of the file."""
+    fits = logistic_fits.logistic_fits(contestants_of_fits(), tasks)
+    title = f"logistic regression, {logistic_fits.ROWS} x {logistic_fits.COLUMNS}, {tasks} tasks"
+    times = measure_fits(fits, rounds)
+    print_fits(title, times, logistic_fits.SKLEARN)
+    print("objective:", ", ".join(f"{name} {each.result():.9f}" for name, each in times.items()))
+    return [("logistic", tasks, name, each.wall_s * 1e6) for name, each in times.items()]
+
+
+def contestants_of_fits() -> list[str]:
+    """Return who takes part in fits: Spark, too, if it is installed."""
     contestants = [kmeans_fits.THREADS, kmeans_fits.PROCESSES, kmeans_fits.SKLEARN]
-    if find_spec("pyspark"):
-        contestants.append(kmeans_fits.SPARK)
-    medians = kmeans_fits.measure_kmeans(contestants, tasks, rounds)
-    rival_s = medians[kmeans_fits.SKLEARN][0]
-    print(f"\nk-means, {kmeans_fits.ROWS} x {kmeans_fits.COLUMNS}, {kmeans_fits.STEPS} steps, {tasks} tasks")
-    print(f"{'':18}{'CPU s':>8}{'s':>8}{'CPU /' + kmeans_fits.SKLEARN:>18}")
-    for name, (cpu_s, wall_s) in medians.items():
-        print(f"{name:18}{cpu_s:8.2f}{wall_s:8.2f}{cpu_s / rival_s:18.2f}", flush=True)
-    return [("kmeans", tasks, name, wall_s * 1e6) for name, (_, wall_s) in medians.items()]
+    return [*contestants, kmeans_fits.SPARK] if find_spec("pyspark") else contestants
 
 
 def measure(contestants: list[str], size: int, rounds: int) -> dict[str, float]:

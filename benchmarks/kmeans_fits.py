@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,25 +16,12 @@ Array = NDArray[Any]
 Fit = Callable[[Array, Array, int], Any]  # of rows, first centers, number of tasks
 
 
-def measure_kmeans(contestants: Sequence[str], tasks: int, rounds: int) -> dict[str, tuple[float, float]]:
-    """Return the medians of CPU time and time of a fit by contestant, in seconds.
-
-    They take turns. The CPU time is that of this process and all that it has started, the JVM too.
-    """
+def kmeans_fits(contestants: Sequence[str], tasks: int) -> dict[str, Callable[[], Any]]:
+    """Return the fits by contestant."""
     data = np.random.default_rng(0).normal(size=(ROWS, COLUMNS))
-    fits: dict[str, Callable[[], Any]] = {}
-    for name in contestants:
-        fits[name] = spark_fit(tasks) if name == SPARK else partial(FITS[name], data, data[:CENTERS], tasks)
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in fits}
-    for number in range(rounds + 1):
-        for name, fit in fits.items():
-            began_cpu_s, began_s = cpu_s(), time.perf_counter()
-            fit()
-            if number:  # the first round was the warm-up
-                times[name].append((cpu_s() - began_cpu_s, time.perf_counter() - began_s))
     return {
-        name: (statistics.median(cpu for cpu, _ in took), statistics.median(wall for _, wall in took))
-        for name, took in times.items()
+        name: spark_fit(tasks) if name == SPARK else partial(FITS[name], data, data[:CENTERS], tasks)
+        for name in contestants
     }
 
 
@@ -83,18 +66,3 @@ FITS: dict[str, Fit] = {
     PROCESSES: lambda rows, start, tasks: fit_ronde(rows, start, f"local:{tasks}"),
     SKLEARN: fit_sklearn,
 }
-
-
-def cpu_s() -> float:
-    """Return the CPU time of this process, of those that it has started, and of those that these have started."""
-    stats = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended; its parent's sum contains it
-            continue
-        stats[int(path.parent.name)] = (int(fields[1]), sum(map(int, fields[11:15])))
-    family = {os.getpid()}
-    while more := {pid for pid, (parent, _) in stats.items() if parent in family} - family:
-        family |= more
-    return sum(stats[pid][1] for pid in family) / os.sysconf("SC_CLK_TCK")

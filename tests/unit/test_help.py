@@ -11,6 +11,8 @@ import pytest
 
 import ronde
 import ronde.comqueue
+import ronde.ml.losses
+import ronde.ml.optimizers
 from ronde.help_texts import complete_help
 
 # Public methods that only other parts of Ronde call.
@@ -49,6 +51,10 @@ def test_every_public_function_describes_its_parameters_and_errors() -> None:
 
 def test_so_does_every_one_of_comqueue() -> None:
     assert lacking(ronde.comqueue) == []
+
+
+def test_so_does_every_one_of_the_optimizers() -> None:
+    assert lacking(ronde.ml.losses) + lacking(ronde.ml.optimizers) == []
 
 
 def test_so_does_every_one_of_torch() -> None:

@@ -47,6 +47,9 @@ class Loss(ABC):
 
         Returns:
             Values, shape (rows,), and slopes, of the scores' shape. At a kink the slope is one of the subgradients.
+
+        Raises:
+            Nothing.
         """
 
     def values(self, y: Array, scores: Array) -> Array:
@@ -55,6 +58,9 @@ class Loss(ABC):
         Args:
             y: As of `values_and_slopes`.
             scores: As of `values_and_slopes`.
+
+        Raises:
+            Nothing.
         """
         return self.values_and_slopes(y, scores)[0]
 

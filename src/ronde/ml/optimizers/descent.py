@@ -38,13 +38,38 @@ class DescentOptimizer(Optimizer):
 
     @abstractmethod
     def direction(self, search: SearchState, pseudo: Array, total: SummedObjective) -> tuple[Array, float]:
-        """Return a direction, and the length to try first. `pseudo`: the gradient with the penalty l1."""
+        """Return a direction, and the length to try first.
+
+        Args:
+            search: Where the optimizer is.
+            pseudo: The gradient with the penalty l1, as of `pseudo_gradient`.
+            total: The objective, summed over the rows of all tasks.
+
+        Raises:
+            RondeError: As of `advance`.
+        """
 
     def learn(self, search: SearchState, move: Array, change: Array) -> None:
-        """Remember a move, and the change of the gradient on it."""
+        """Remember a move.
+
+        Args:
+            search: Where the optimizer is, still at the start of the move.
+            move: The difference of the weights.
+            change: The difference of the gradients, without the penalty l1.
+
+        Raises:
+            Nothing.
+        """
 
     def forget(self, search: SearchState) -> bool:
-        """Forget what has led to a direction without decrease. Return whether there was something to forget."""
+        """Forget what has led to a direction without decrease; return whether there was something to forget.
+
+        Args:
+            search: Where the optimizer is.
+
+        Raises:
+            Nothing.
+        """
         return False
 
     def advance(self, search: SearchState, total: SummedObjective) -> None:

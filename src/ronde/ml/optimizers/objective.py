@@ -50,6 +50,9 @@ class Objective(ABC):
 
         Returns:
             A number, and an array of the shape of w. Both without penalties.
+
+        Raises:
+            Exception: Any. `minimize` ends with a RemoteError that shows it.
         """
 
     def losses(self, block: Any, points: Array) -> Array:
@@ -58,6 +61,9 @@ class Objective(ABC):
         Args:
             block: Some rows of the data.
             points: Several w, along the first axis.
+
+        Raises:
+            Exception: As of `loss_and_gradient`.
         """
         return np.array([self.loss_and_gradient(block, point)[0] for point in points])
 
@@ -66,6 +72,9 @@ class Objective(ABC):
 
         Args:
             block: Some rows of the data.
+
+        Raises:
+            Exception: As of `loss_and_gradient`.
         """
         rows = next(iter(vars(block).values())) if isinstance(block, SimpleNamespace) else block
         return float(rows.shape[0] if hasattr(rows, "shape") else len(rows))
@@ -75,6 +84,9 @@ class Objective(ABC):
 
         Args:
             w: The weights.
+
+        Raises:
+            Exception: As of `loss_and_gradient`.
         """
         return np.ones_like(w)
 

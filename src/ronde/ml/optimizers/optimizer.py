@@ -95,14 +95,33 @@ class Optimizer(ABC):
 
     @abstractmethod
     def first_memory(self) -> Any:
-        """Return what the optimizer remembers before the first step."""
+        """Return what the optimizer remembers before the first step.
+
+        Raises:
+            Nothing.
+        """
 
     @abstractmethod
     def advance(self, search: SearchState, total: SummedObjective) -> None:
-        """Take one step, on all tasks."""
+        """Take one step. All tasks do it at once.
+
+        Args:
+            search: Where the optimizer is; it changes this.
+            total: The objective, summed over the rows of all tasks.
+
+        Raises:
+            RondeError: A task has ended, or tasks differ.
+        """
 
     def check(self, objective: Objective) -> None:
-        """Raise UsageError if the optimizer cannot minimize this objective."""
+        """Return if the optimizer can minimize an objective.
+
+        Args:
+            objective: The function.
+
+        Raises:
+            UsageError: It cannot.
+        """
         for name in ("l1", "l2"):
             if not 0 <= getattr(objective, name) < math.inf:
                 raise UsageError(
