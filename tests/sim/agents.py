@@ -18,8 +18,8 @@ from tests.sim.common_order import require
 from tests.sim.rendezvous import BAD_TIMES_NS, Simulation, main
 from tests.sim.rendezvous_node import MS, S, SimNode
 
-from ronde.core.agent import (
-    Agent,
+from ronde.core.agent import Agent
+from ronde.core.agent_events import (
     Effect,
     EndJob,
     Event,

@@ -10,16 +10,11 @@ from tests.sim.agents import AgentSimulation
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
-from ronde.core.agent import (
-    TRANSITIONS,
-    Agent,
+from ronde.core.agent import TRANSITIONS, Agent, Healthy, Joining, Stopping, Unhealthy
+from ronde.core.agent_events import (
     Failing,
-    Healthy,
-    Joining,
     JoinRound,
     ReportSuccess,
-    Stopping,
-    Unhealthy,
     WorkersGone,
 )
 from ronde.core.rendezvous.leader import Leader

@@ -42,7 +42,7 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.core import agent
+from ronde.core import agent_events
 from ronde.core.rendezvous import effects, state
 from ronde.core.rendezvous.codec import decode, decode_roster, decode_state
 from ronde.core.rendezvous.membership import Budget, Failure, NodesLost, WorkerFailed
@@ -110,12 +110,12 @@ class TraceNode(AgentNode):
             self.say("asks the machine of", f"{node}: its agent", answers[self.sim.probe_result(self, node)])
         super().probe_agents(asked)
 
-    def tell_agent(self, event: agent.Event) -> None:
-        if isinstance(event, agent.WorkersGone):
+    def tell_agent(self, event: agent_events.Event) -> None:
+        if isinstance(event, agent_events.WorkersGone):
             self.say("workers end", "well" if event.exit_code == 0 else f"with exit code {event.exit_code}")
         super().tell_agent(event)
 
-    def act(self, wanted: list[agent.Effect]) -> None:
+    def act(self, wanted: list[agent_events.Effect]) -> None:
         for effect in wanted:
             if text := describe_effect(effect):
                 self.say(text)
@@ -127,7 +127,7 @@ class TraceNode(AgentNode):
         failure = Failure(self.round.group_rank, 0, self.node.host, 1, 1, f"a worker {why}", "", blames_peer)
         self.end_workers(1, failure, 2 * S)
         if not blames_peer:
-            self.tell_agent(agent.Failing(failure))
+            self.tell_agent(agent_events.Failing(failure))
 
     def move(self, store: SimStore, gone: Sequence[str]) -> None:
         self.harm()
@@ -341,18 +341,18 @@ def describe_message(message: Any) -> str:
     raise TypeError(message)
 
 
-def describe_effect(effect: agent.Effect) -> str:
+def describe_effect(effect: agent_events.Effect) -> str:
     match effect:
-        case agent.StartWorkers(round, again):
+        case agent_events.StartWorkers(round, again):
             last = "" if again else "; a failure would be the last"
             return f"starts workers of round {round.number} as node {round.group_rank} of {len(round.nodes)}{last}"
-        case agent.StopWorkers(reason, at_once):
+        case agent_events.StopWorkers(reason, at_once):
             return f"{'kills' if at_once else 'stops'} its workers: {reason}"
-        case agent.AgentNotice(text):
+        case agent_events.AgentNotice(text):
             return f"prints: {text}"
-        case agent.EndJob(reason):
+        case agent_events.EndJob(reason):
             return f"ends the job: {reason}"
-        case agent.Exit(code, reason):
+        case agent_events.Exit(code, reason):
             return f"exits with code {code}: {reason}" if reason else f"exits with code {code}"
     return ""  # the messages to the leader say the rest
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ronde.core import agent as machine
-from ronde.core.agent import (
-    TRANSITIONS,
-    Agent,
+from ronde.core.agent import TRANSITIONS, Agent, WorkerState
+from ronde.core.agent_events import (
     AgentNotice,
     AgentTimer,
     Effect,
@@ -30,7 +29,6 @@ from ronde.core.agent import (
     StartWorkers,
     StopWorkers,
     WorkersGone,
-    WorkerState,
 )
 from ronde.core.rendezvous.membership import (
     AllSucceeded,

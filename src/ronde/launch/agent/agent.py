@@ -15,8 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from ronde.core import agent as machine
 from ronde.core.agent import Agent
+from ronde.core.agent_events import (
+    AgentNotice,
+    AgentTimer,
+    Effect,
+    EndJob,
+    Event,
+    Exit,
+    Failing,
+    InterruptAgent,
+    JoinRound,
+    LeaveJob,
+    ReportFailure,
+    ReportSuccess,
+    SetAgentTimer,
+    StartWorkers,
+    StopWorkers,
+    WorkersGone,
+)
 from ronde.core.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
 from ronde.core.worker_group import Finish, Policy, describe_interrupt
 from ronde.job_key import JobKey
@@ -178,12 +195,12 @@ class _Shell:
             meeting.min_nodes,
             shortage_ns=2 * meeting.missing_heartbeats * meeting.heartbeat_ns,
         )
-        self._events: deque[machine.Event] = deque()
+        self._events: deque[Event] = deque()
         self._round: Round | None = None
         self._supervisor: Supervisor | None = None  # of the present or last workers
         self._alive = False  # whether workers run
         self._finish: Finish | None = None  # how the last workers ended
-        self._exit: machine.Exit | None = None
+        self._exit: Exit | None = None
         self._hurry = False  # a signal came after the end
         self._loop = Loop()
         stack.callback(self._loop.close)
@@ -255,7 +272,7 @@ class _Shell:
         self._hurry = self._exit is not None
         if self._alive and self._supervisor:
             self._supervisor.interrupt_workers(signum)
-        self._step_agent(machine.InterruptAgent(signum, describe_interrupt(signum)))
+        self._step_agent(InterruptAgent(signum, describe_interrupt(signum)))
 
     def _read_rendezvous(self) -> None:
         for event in self._rendezvous.events():
@@ -267,10 +284,10 @@ class _Shell:
                 self._supervisor.note_announcement(announcement)
 
     def _ring(self) -> None:
-        self._step_agent(machine.AgentTimer(self._rendezvous.serves_others()))
+        self._step_agent(AgentTimer(self._rendezvous.serves_others()))
 
     def _report_failing(self, rank: int) -> None:
-        self._step_agent(machine.Failing(self._describe_failure(rank)))
+        self._step_agent(Failing(self._describe_failure(rank)))
 
     def _end_round(self, finish: Finish) -> None:
         assert self._supervisor
@@ -279,7 +296,7 @@ class _Shell:
         self._alive, self._finish = False, finish
         self._frozen.stop_watching()
         self._supervisor.close()
-        self._step_agent(machine.WorkersGone(finish.exit_code, finish.reason, failure))
+        self._step_agent(WorkersGone(finish.exit_code, finish.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -299,7 +316,7 @@ class _Shell:
 
     # What is to be done
 
-    def _step_agent(self, event: machine.Event) -> None:
+    def _step_agent(self, event: Event) -> None:
         """Step the machine by one event after the other, including those that arise while it performs effects."""
         self._events.append(event)
         if len(self._events) > 1:
@@ -308,34 +325,34 @@ class _Shell:
             self._perform_effects(self._agent.step(time.monotonic_ns(), self._events[0]))
             self._events.popleft()
 
-    def _perform_effects(self, effects: list[machine.Effect]) -> None:
+    def _perform_effects(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case machine.JoinRound():
+                case JoinRound():
                     self._join_round()
-                case machine.StartWorkers(round, again):
+                case StartWorkers(round, again):
                     self._start_workers(round, again)
-                case machine.StopWorkers(reason, at_once):
+                case StopWorkers(reason, at_once):
                     if self._alive and self._supervisor:
                         self._supervisor.stop_workers(reason, at_once)
-                case machine.AgentNotice(text):
+                case AgentNotice(text):
                     self._say(text)
-                case machine.SetAgentTimer(at_ns):
+                case SetAgentTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._ring)
-                case machine.Exit():
+                case Exit():
                     self._exit = effect
                 case _:
                     self._tell_nodes(effect)
 
-    def _tell_nodes(self, effect: machine.Effect) -> None:
+    def _tell_nodes(self, effect: Effect) -> None:
         match effect:
-            case machine.ReportFailure(failure):
+            case ReportFailure(failure):
                 self._rendezvous.fail(failure)
-            case machine.ReportSuccess():
+            case ReportSuccess():
                 self._rendezvous.succeed()
-            case machine.EndJob(reason):
+            case EndJob(reason):
                 self._rendezvous.end_job(reason)
-            case machine.LeaveJob(reason):
+            case LeaveJob(reason):
                 ends_within_ns = self._config.worker.longest_end_ns() if self._alive else 0
                 self._rendezvous.leave(reason, ends_within_ns)
 
@@ -386,7 +403,7 @@ class _Shell:
 
     # The end
 
-    def _report(self, exit: machine.Exit) -> list[bytes]:
+    def _report(self, exit: Exit) -> list[bytes]:
         """Return the report: the first failure, on any node, and at the end the last output of its worker."""
         used = self._round.restarts if self._round else 0
         times = "once" if used == 1 else f"{used} times"
@@ -398,14 +415,14 @@ class _Shell:
             return report(self._finish, self._supervisor.group.workers, first, remark)
         return report_elsewhere(exit.reason, first, remark)
 
-    def _first_failure(self, exit: machine.Exit) -> Failure | None:
+    def _first_failure(self, exit: Exit) -> Failure | None:
         if self._is_ours(exit) and self._finish:
             failed = self._finish.failed_rank
             # The failure that `exit` carries was reported at once; another may have turned out to be the first.
             return None if failed is None else self._describe_failure(failed)
         return exit.failure
 
-    def _failures(self, exit: machine.Exit) -> dict[int, Failure]:
+    def _failures(self, exit: Exit) -> dict[int, Failure]:
         first = self._first_failure(exit)
         if first is None:
             return {}
@@ -413,7 +430,7 @@ class _Shell:
         others = (worker.rank for worker in workers if worker.failed_by_itself and worker.rank != first.rank)
         return {first.rank: first, **{rank: self._describe_failure(rank) for rank in others}}
 
-    def _hand_up(self, exit: machine.Exit) -> None:
+    def _hand_up(self, exit: Exit) -> None:
         """Write why the job failed into the error file that this agent's own launcher named."""
         path = self._environment.get(ERROR_FILE)
         failure = self._first_failure(exit) if path and exit.code else None
@@ -425,7 +442,7 @@ class _Shell:
             except OSError as error:
                 self._say(f"cannot write the error file {path}: {error.strerror or error}")
 
-    def _is_ours(self, exit: machine.Exit) -> bool:
+    def _is_ours(self, exit: Exit) -> bool:
         """Return whether the last run of this node's workers ended the job."""
         if self._finish is None or self._supervisor is None or self._finish.exit_code != exit.code:
             return False
@@ -433,7 +450,7 @@ class _Shell:
             return self._finish.reason == exit.reason
         return self._supervisor.has_worker(exit.failure.rank, exit.failure.pid)
 
-    def _result(self, exit: machine.Exit) -> RunResult:
+    def _result(self, exit: Exit) -> RunResult:
         workers = self._supervisor.group.workers.values() if self._supervisor else ()
         return RunResult(
             exit_code=exit.code,
