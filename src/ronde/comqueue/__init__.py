@@ -33,7 +33,7 @@ from ronde.comqueue.iteration import IterationResult, IterationStep, iterate
 from ronde.comqueue.partitions import Partitions
 from ronde.comqueue.queue import ComQueue, IterativeComQueue
 from ronde.comqueue.read import read
-from ronde.comqueue.rows import RowSource, StreamedSource
+from ronde.comqueue.rows import LocatedRows, RowSource, StreamedSource
 from ronde.comqueue.task_group import TaskGroup
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "IterationResult",
     "IterationStep",
     "IterativeComQueue",
+    "LocatedRows",
     "Partitions",
     "ReduceScatter",
     "RowBlocks",
