@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,12 @@ def test_sparse_matrices() -> None:
 def test_what_is_no_source(source: Any, columns: ColumnsOption, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read(source, columns)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"pyarrow is not installed, .*: run pip install 'ronde\[data\]'"):
+        read(TABLE)
 
 
 def test_options_of_files_only() -> None:
