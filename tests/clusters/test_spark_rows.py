@@ -39,13 +39,10 @@ def sum_step(c: IterationStep) -> None:
     c.state.shares = c.gather(len(c.row_range))
 
 
-@pytest.mark.parametrize("memory_limit", [None, 0])
-def test_rows_do_not_pass_through_the_driver(
-    memory_limit: int | None, frame: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_do_not_pass_through_the_driver(frame: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exception, match="maxResultSize"):
         frame.collect()
-    data = read(frame, {"X": ["n", "vector"], "y": "half"}, memory_limit=memory_limit)
+    data = read(frame, {"X": ["n", "vector"], "y": "half"})
     state = iterate(sum_step, data=data, state={}, max_iter=2, on="spark:2").state
     assert state.sums["X"].tolist() == [TOTAL, TOTAL, TOTAL / 2]
     assert state.sums["y"] == TOTAL / 2
@@ -55,7 +52,7 @@ def test_rows_do_not_pass_through_the_driver(
 
 def test_partitions_that_are_too_few_or_empty(session: Any) -> None:
     one = session.range(0, 10, 1, 1).selectExpr("id as n", "array(id, id) as pair")
-    data = read(one, {"X": ["pair"], "y": "n"})
+    data = read(one, {"X": ["pair"], "y": "n"}, memory_limit=0)  # streamed from the file of the Spark task
     state = iterate(sum_step, data=data, state={}, max_iter=1, on="spark:2").state
     assert (state.sums["X"].tolist(), sum(state.shares)) == ([45, 45], 10)
     assert min(state.shares) > 0
