@@ -141,7 +141,8 @@ class WorkerError(RemoteError):
 
     `rank`: of the worker, -1 if none failed before the job did; `host`: the name of its machine; `exit_code`: the
     negative number of the signal for a worker that a signal killed, 0 if no worker failed; `traceback_text`: of its
-    exception, or empty; `last_lines`: the last lines that it printed.
+    exception, or empty; `last_lines`: the last lines that it printed; `has_lost_task`: whether no worker failed, but
+    the cluster lost a task of the running job, with its machine for example, so that another run may succeed.
     """
 
     def __init__(
@@ -152,16 +153,18 @@ class WorkerError(RemoteError):
         exit_code: int = 0,
         traceback_text: str = "",
         last_lines: Sequence[str] = (),
+        has_lost_task: bool = False,
     ) -> None:
         super().__init__(message, rank, traceback_text, {rank: exit_code} if rank >= 0 else None)
         self.host = host
         self.exit_code = exit_code
         self.last_lines = tuple(last_lines)
+        self.has_lost_task = has_lost_task
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (
             *(self.args[0], self.rank, self.host, self.exit_code),
-            *(self.traceback_text, self.last_lines),
+            *(self.traceback_text, self.last_lines, self.has_lost_task),
         )
 
 

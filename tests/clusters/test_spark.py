@@ -20,6 +20,7 @@ import pytest
 from tests.clusters.rank_functions import finds_key
 from tests.clusters.spark_session import ROOT, session_of_two_executors
 from tests.conformance.cluster_kinds import agents, parent_of
+from tests.ranks.comqueue import kmeans
 from tests.ranks.pages import programs, run_program
 
 import ronde
@@ -284,6 +285,17 @@ def test_a_killed_process_is_an_error_at_the_driver(context: Any, folder: Path, 
         while Path(f"/proc/{pid}").exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize("how", ["kill", "lose"])
+def test_a_lost_task_changes_no_bit_of_an_iteration(context: Any, folder: Path, how: str) -> None:
+    def mean(flag: Path, on: str, how: str) -> bytes:
+        queue = kmeans.noisy_queue(str(flag), at_step=7, how=how)
+        bits: bytes = queue.set_checkpoint(every=3, folder=str(folder / "saved")).exec(on)[0][0].tobytes()
+        return bits
+
+    assert mean(folder / "died", "spark:2", how) == mean(folder, "threads:2", how)
+    assert (folder / "died").exists()
 
 
 def test_a_cancelled_spark_job_releases_every_wait(context: Any, folder: Path) -> None:

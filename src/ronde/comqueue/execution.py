@@ -191,12 +191,12 @@ def _placed(plan: Plan, cluster: Cluster) -> Cluster:
 
 
 def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> list[Any]:
-    """Run the tasks, and again as often as the rule allows if one of them was killed."""
+    """Run the tasks, and again as often as the rule allows if one of them was lost."""
     for restart in itertools.count(1):
         try:
             return run_once()
         except RemoteError as error:
-            if rule is None or restart > rule.max_restarts or not _was_killed(error):
+            if rule is None or restart > rule.max_restarts or not _is_loss(error):
                 raise
             _log.warning(
                 "%s; all tasks start again from their last checkpoint (restart %d of %d)",
@@ -207,10 +207,11 @@ def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> l
     raise AssertionError
 
 
-def _was_killed(error: RemoteError) -> bool:
-    """Return whether a signal killed the task, instead of an exception or an exit."""
-    code = error.exit_code if isinstance(error, WorkerError) else error.exit_codes.get(error.rank, 0)
-    return error.rank >= 0 and code < 0
+def _is_loss(error: RemoteError) -> bool:
+    """Return whether a signal killed the task, or a cluster lost it, instead of an exception or an exit."""
+    if isinstance(error, WorkerError):
+        return error.has_lost_task or error.exit_code < 0
+    return error.exit_codes.get(error.rank, 0) < 0
 
 
 def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:

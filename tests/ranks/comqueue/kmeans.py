@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,16 @@ def die_on_task_1(context: ComContext) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
 class NoisyMean(ComputeFunction):
-    """Adds noise from a generator of the task, and dies on task 1 at a step, once."""
+    """Adds noise from a generator of the task, and fails on task 1 at a step, once.
+
+    `how`: "exception"; "kill" this process; or "lose" the task of a cluster, the process of which the agent is a child.
+    """
 
     def __init__(self, flag: str, at_step: int, how: str) -> None:
         self.flag, self.at_step, self.how = flag, at_step, how
@@ -89,7 +98,9 @@ class NoisyMean(ComputeFunction):
                 pass
             if self.how == "exception":
                 raise ValueError("no luck")
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid() if self.how == "kill" else _parent_of(os.getppid()), signal.SIGKILL)
+            if self.how == "lose":
+                time.sleep(600)
         noise = context.get_obj("random").normal(size=3)
         context.put_obj("sum", context.get_obj("rows").mean(axis=0) + noise)
 

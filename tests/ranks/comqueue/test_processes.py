@@ -108,10 +108,11 @@ def test_a_killed_task_changes_no_bit_of_the_result(tmp_path: Path, caplog: pyte
 
 
 @pytest.mark.slow
-def test_a_killed_task_on_a_cluster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["kill", "lose"])
+def test_a_lost_task_on_a_cluster(tmp_path: Path, how: str) -> None:
     flag, folder = tmp_path / "died", tmp_path / "checkpoints"
     expected, _ = kmeans.noisy_queue(str(tmp_path)).exec("local:2")[0]
-    queue = kmeans.noisy_queue(str(flag)).set_checkpoint(every=2, folder=str(folder))
+    queue = kmeans.noisy_queue(str(flag), how=how).set_checkpoint(every=2, folder=str(folder))
     mean, _ = queue.exec(LocalCluster(2))[0]
     assert flag.exists()
     assert np.array_equal(mean, expected)

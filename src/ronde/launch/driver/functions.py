@@ -261,7 +261,7 @@ def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
         raise TimeoutError(end.reason, operation="start", waited_ns=options.start_timeout_ns)
     if end.exit_code == USAGE_ERROR:
         raise UsageError(end.reason)
-    raise WorkerError(end.reason, exit_code=end.exit_code)
+    raise WorkerError(end.reason, exit_code=end.exit_code, has_lost_task=placement.has_lost_task)
 
 
 def _worker_error(failure: Failure, store: Store) -> WorkerError:

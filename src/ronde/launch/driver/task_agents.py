@@ -187,6 +187,11 @@ class TaskAgents:
         """Return the reason; rather that of the cluster, if it has ended all tasks."""
         return self._why_all_ended or reason
 
+    @property
+    def has_lost_task(self) -> bool:
+        """Whether the job ran, and the cluster has not ended it as a whole: if no worker failed, a task was lost."""
+        return self._begun is not None and not self._why_all_ended
+
     def end(self) -> None:
         """Take no more tasks."""
         self._is_over = True
