@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from ronde.comqueue.block_functions import SumBlocks
 from ronde.comqueue.blocks import RowBlocks
 from ronde.comqueue.communication import (
     MAX,
@@ -59,6 +60,7 @@ __all__ = [
     "ReduceScatter",
     "RowBlocks",
     "RowSource",
+    "SumBlocks",
     "StreamedSource",
     "TaskGroup",
     "iterate",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ronde.comqueue import IterationStep, Partitions, iterate
+from ronde.comqueue import ComContext, IterationStep, IterativeComQueue, Partitions, SumBlocks, iterate
 from ronde.errors import RemoteError, UsageError
 
 Array = NDArray[Any]
@@ -116,6 +116,22 @@ def test_blocks_look_as_the_data_do() -> None:
     assert iterate(step, data=data, state={}, max_iter=2, on="threads:3").state.sum.tolist() == [
         sum(range(130))
     ]
+
+
+def test_an_item_of_a_queue_sums_over_blocks() -> None:
+    def moment(context: ComContext, block: Any) -> Array:
+        return cast(Array, block.x.T @ block.x * context.step_no + block.n.sum())
+
+    def found(tasks: int) -> list[bytes]:
+        queue = IterativeComQueue().init_with_partitioned_data("x", rows_of(99)).set_max_iter(2)
+        queue.init_with_partitioned_data("n", np.ones(99)).add(SumBlocks("sum", moment, of=("x", "n")))
+        return [
+            total.tobytes() for total in queue.close_with(lambda c: c.get_obj("sum")).exec(f"threads:{tasks}")
+        ]
+
+    one, two, three = (set(found(tasks)) for tasks in (1, 2, 3))
+    assert one == two == three
+    assert len(one) == 1
 
 
 def len_of_y(block: Any) -> int:
