@@ -19,13 +19,15 @@ MOST_ROWS = 8192  # of a block
 
 @dataclass(frozen=True)
 class RowDivision:
-    """Which rows and blocks each task has: the numbers of both, by task.
+    """How many rows and blocks each task has, by task.
 
-    The blocks of a task divide its rows evenly, and no block is empty.
+    `is_common`: whether the blocks of all tasks divide all rows evenly, otherwise those of each task its rows. No block
+    is empty.
     """
 
     rows: Sequence[int]
     blocks: Sequence[int]
+    is_common: bool = True
 
     @property
     def num_rows(self) -> int:
@@ -42,11 +44,13 @@ class RowDivision:
 
     def rows_of_blocks(self, task: int) -> list[range]:
         """Return the rows of each of a task's blocks, counted from the task's first row."""
-        begin, ranges = 0, []
-        for count in even_split(self.rows[task], self.blocks[task]):
-            ranges.append(range(begin, begin + count))
-            begin += count
-        return ranges
+        num_rows, num_blocks, first = self.rows[task], self.blocks[task], 0
+        if self.is_common:
+            num_rows, num_blocks, first = self.num_rows, sum(self.blocks), self.blocks_of(task).start
+        begins = [
+            _first_row(block, num_rows, num_blocks) for block in range(first, first + self.blocks[task] + 1)
+        ]
+        return [range(begin - begins[0], end - begins[0]) for begin, end in zip(begins, begins[1:])]
 
 
 def _range_of(numbers: Sequence[int], task: int) -> range:
@@ -67,14 +71,15 @@ def block_count(num_rows: int) -> int:
 
 def divide_rows(num_rows: int, num_tasks: int) -> RowDivision:
     """Return the division of rows into blocks, and of these among tasks, both even."""
-    blocks = even_split(block_count(num_rows), num_tasks)
-    ends = [_rows_before(sum(blocks[: task + 1]), num_rows) for task in range(num_tasks)]
+    num_blocks = block_count(num_rows)
+    blocks = even_split(num_blocks, num_tasks)
+    ends = [_first_row(sum(blocks[: task + 1]), num_rows, num_blocks) for task in range(num_tasks)]
     return RowDivision([end - begin for begin, end in zip([0, *ends], ends)], blocks)
 
 
-def _rows_before(block: int, num_rows: int) -> int:
-    count = block_count(num_rows)
-    return num_rows // count * block + min(block, num_rows % count)
+def _first_row(block: int, num_rows: int, num_blocks: int) -> int:
+    """Return the first row of a block. The larger blocks lie among the smaller ones, so that tasks have equal rows."""
+    return block * num_rows // num_blocks if num_blocks else 0
 
 
 def divide_partitions(rows: Sequence[int]) -> RowDivision:
@@ -82,4 +87,4 @@ def divide_partitions(rows: Sequence[int]) -> RowDivision:
 
     Each task divides its own rows, so that the blocks depend on the tasks.
     """
-    return RowDivision(list(rows), [block_count(each) for each in rows])
+    return RowDivision(list(rows), [block_count(each) for each in rows], is_common=False)
