@@ -102,7 +102,7 @@ from ronde.comqueue import iterate
 import numpy as np
 
 def step(c):
-    c.state.total = c.state.total * 0.1 + c.sum(np.sin(c.data * c.step_no))
+    c.state.total = c.state.total * 0.1 + c.sum(np.sin(c.data * c.step_no).sum(axis=0))
 
 if __name__ == "__main__":
     rows = np.arange(1000.0).reshape(100, 10)
@@ -129,6 +129,19 @@ def test_a_killed_program_leaves_nothing(flink: Flink, tmp_path: Path) -> None:
         program.kill()
     wait_for_agents(0)
     flink.wait_for_slots(SLOTS)
+
+
+TASK_MANAGER = "//flink@10.0.0.7:6122/user/rpc/taskmanager_0"
+
+
+def test_an_unencrypted_way_of_the_key_is_refused() -> None:
+    from ronde.flink.cluster import check_encryption
+
+    check_encryption(["https://jobs:8081", f"pekko.ssl.tcp:{TASK_MANAGER}"], True)
+    check_encryption(["http://localhost:8081", "pekko.tcp://flink@127.0.0.1:6122/user"], True)
+    for urls in (["http://jobs:8081"], ["https://jobs:8081", f"pekko.tcp:{TASK_MANAGER}"]):
+        with pytest.raises(UsageError, match=r"set security\.ssl\.internal\.enabled and"):
+            check_encryption(urls, True)
 
 
 @pytest.mark.parametrize(("program", "command"), programs("flink"))

@@ -229,12 +229,11 @@ def test_an_iteration_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None
         pytest.skip("an iteration takes as many tasks as the cluster tells")
 
     def step(c: IterationStep) -> None:
-        c.state.total = c.state.total * 0.1 + c.sum(np.sin(c.data * c.step_no))
+        c.state.total = c.state.total * 0.1 + c.sum(np.sin(c.data * c.step_no).sum(axis=0))
 
     def total(on: Any) -> list[float]:
         rows = np.arange(1000.0).reshape(100, 10)
-        result = iterate(step, data=rows, state={"total": 0.0}, max_iter=5, on=on).state.total
-        return list(result.sum(axis=0))
+        return list(iterate(step, data=rows, state={"total": 0.0}, max_iter=5, on=on).state.total)
 
     assert total(cluster) == total("threads:2")
 

@@ -27,10 +27,11 @@ from ronde.flink.tasks import SlotFunction, describe_failure, root_cause
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
 
-__all__ = ["FlinkCluster"]
+__all__ = ["FlinkCluster", "check_encryption"]
 
 TARGET, PYTHON, JARS = "execution.target", "python.executable", "pipeline.jars"
 LOCAL = "local"
+TLS, ENCRYPTED = "security.ssl.internal.enabled", "pekko.ssl.tcp"
 POLL_S = 0.2  # between questions whether the job has ended
 PAUSE_S = 1.0  # before a cancellation: a job whose tasks have ended is about to end, too
 ANSWER_S = 10  # for the JobManager to answer
@@ -63,8 +64,7 @@ class FlinkCluster:
         self._is_cancelled = threading.Event()
         self._following: threading.Thread | None = None
         if not self._is_local:
-            with self._rest_client() as client:
-                _check_encryption(client, requires_encryption)
+            check_encryption(self._addresses(), requires_encryption)
 
     def capacity(self) -> Capacity | None:
         """Return the slots of all TaskManagers, and the free ones; None for a cluster in this process."""
@@ -139,6 +139,16 @@ class FlinkCluster:
             return bool(job.get_job_execution_result().done())
         return bool(job.get_job_status().result().is_globally_terminal_state())
 
+    def _addresses(self) -> list[str]:
+        """Return the addresses of the JobManager and of all TaskManagers."""
+        with self._rest_client() as client:
+            infos = _ask(client, "taskmanager.TaskManagersHeaders").getTaskManagerInfos()
+            running = [info.getAddress() for info in infos]
+            if not running:  # Flink will start them elsewhere
+                will_encrypt = self._configuration.getString(TLS, "false") == "true"
+                running = [f"{ENCRYPTED}://" if will_encrypt else "pekko.tcp://"]
+            return [client.getWebInterfaceURL(), *running]
+
     @contextmanager
     def _rest_client(self) -> Iterator[Any]:
         """Open a client of the JobManager's REST interface. Raises UsageError if it does not answer."""
@@ -194,13 +204,11 @@ def _ask(client: Any, headers: str) -> Any:
     return client.sendRequest(question).get(ANSWER_S, java.java.util.concurrent.TimeUnit.SECONDS)
 
 
-def _check_encryption(client: Any, is_required: bool) -> None:
-    """Warn, or raise UsageError, if the job's key would travel to the JobManager or from it in the clear."""
-    task_managers = _ask(client, "taskmanager.TaskManagersHeaders").getTaskManagerInfos()
-    urls = [client.getWebInterfaceURL(), *(each.getAddress() for each in task_managers)]
+def check_encryption(urls: Sequence[str], is_required: bool) -> None:
+    """Warn, or raise UsageError, if the job's key would travel in the clear to one of these addresses of Flink."""
     for url in map(urlsplit, urls):
         is_here = url.hostname in ("127.0.0.1", "::1", "localhost")
-        if not is_here and url.scheme not in ("https", "pekko.ssl.tcp"):
-            remedy = "set security.ssl.internal.enabled and security.ssl.rest.enabled to true"
+        if not is_here and url.scheme not in ("https", ENCRYPTED):
+            remedy = f"set {TLS} and security.ssl.rest.enabled to true"
             report_unencrypted("Flink", remedy, is_required)
             return
