@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
+import ronde
 from ronde.comqueue import read
-from ronde.ml import KMeans
+from ronde.ml import KMeans, MiniBatchKMeans
 
 pytestmark = pytest.mark.slow
 
@@ -46,3 +47,16 @@ def test_files_give_the_bits_of_an_array(points: NDArray[Any], tmp_path: Path) -
     source = read(tmp_path / "points.parquet", memory_limit=100_000)  # too little: each step reads the files
     assert_same_bits(model.fit(source), in_memory)
     assert model.predict(source).tolist() == in_memory.labels_.tolist()
+
+
+def test_the_ranks_of_a_job_have_one_result_without_a_seed() -> None:
+    def fit() -> list[tuple[bytes, bytes]]:
+        import ronde
+
+        ronde.init()
+        X = np.random.default_rng(0).normal(size=(500, 3))
+        models = [KMeans(4, init="random", n_init=2), MiniBatchKMeans(4, batch_size=100)]
+        return [(model.fit(X).cluster_centers_.tobytes(), model.labels_.tobytes()) for model in models]
+
+    first, second = ronde.run(fit, np=2)
+    assert first == second

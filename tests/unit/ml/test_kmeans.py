@@ -189,7 +189,7 @@ def test_cosine_clusters_directions() -> None:
     distances = model.transform(X)
     assert model.labels_.tolist() == distances.argmin(axis=1).tolist() == model.predict(7 * X).tolist()
     assert model.inertia_ == pytest.approx(distances.min(axis=1).sum())
-    with pytest.raises(ValueError, match="row 2 of 3 consists of zeros"):
+    with pytest.raises(ValueError, match="row 2 of these 3 consists of zeros"):
         KMeans(2, metric="cosine").fit([[1, 1], [1, 2], [0, 0]])
 
 

@@ -55,8 +55,8 @@ def _directions(rows: Array) -> Array:
     lengths = np.linalg.norm(rows, axis=1)
     if not lengths.all():
         raise ValueError(
-            f"row {int(np.argmin(lengths))} of {len(rows)} consists of zeros, and the cosine metric needs a direction: "
-            "leave such rows out"
+            f"row {int(np.argmin(lengths))} of these {len(rows)} consists of zeros, and the cosine metric needs a "
+            "direction: leave such rows out"
         )
     return np.asarray(rows / lengths[:, None], rows.dtype)
 

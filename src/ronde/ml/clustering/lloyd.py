@@ -53,7 +53,15 @@ def first_state() -> dict[str, Any]:
     `best_loss` is None with a single run, whose loss nothing depends on; `RowLabels` returns it.
     """
     return dict(
-        run=0, steps=0, tolerance=None, centers=None, best=None, best_loss=None, best_steps=0, records=[]
+        run=0,
+        steps=0,
+        seed=None,
+        tolerance=None,
+        centers=None,
+        best=None,
+        best_loss=None,
+        best_steps=0,
+        records=[],
     )
 
 
@@ -68,6 +76,7 @@ class LloydStep:
         runs, state = self._runs, c.state
         if state.tolerance is None:
             state.tolerance = tolerance_of(c, runs.reader, runs.tol)
+            state.seed = c.broadcast(runs.seed)  # the ranks of a job may have drawn different ones
         if state.centers is None:
             state.centers, state.steps = self._start(c), 0
         centers, loss = self._moved(c)
@@ -85,7 +94,7 @@ class LloydStep:
     def _start(self, c: IterationStep) -> Array:
         runs = self._runs
         if isinstance(runs.start, str):
-            return draw_centers(c, runs.reader, runs.count, runs.start, [runs.seed, c.state.run])
+            return draw_centers(c, runs.reader, runs.count, runs.start, [c.state.seed, c.state.run])
         return runs.start
 
     def _moved(self, c: IterationStep) -> tuple[Array, float]:

@@ -66,7 +66,15 @@ class Batches:
 def first_state() -> dict[str, Any]:
     """Return the state with which the steps of `MiniBatchStep` begin."""
     return dict(
-        centers=None, counts=None, best=None, tolerance=None, smoothed=None, lowest=None, waited=0, records=[]
+        seed=None,
+        centers=None,
+        counts=None,
+        best=None,
+        tolerance=None,
+        smoothed=None,
+        lowest=None,
+        waited=0,
+        records=[],
     )
 
 
@@ -81,6 +89,7 @@ class MiniBatchStep:
         batches, state = self._batches, c.state
         if state.centers is None:
             state.tolerance = tolerance_of(c, batches.reader, batches.tol)
+            state.seed = c.broadcast(batches.seed)  # the ranks of a job may have drawn different ones
             state.centers, state.counts = self._start(c), np.zeros(batches.count)
         rows = self._batch(c, batches.size, c.step_no)
         remaining = iter(rows)
@@ -109,7 +118,7 @@ class MiniBatchStep:
         rows = choose_rows(
             c, self._batch(c, size, 0), size, lambda points, weights, block_no: np.zeros(len(points))
         )
-        chosen = start_among(rows, batches.count, batches.start, batches.seed) if c.task_id == 0 else None
+        chosen = start_among(rows, batches.count, batches.start, c.state.seed) if c.task_id == 0 else None
         centers: Array = c.broadcast(chosen)
         return centers
 
@@ -118,7 +127,7 @@ class MiniBatchStep:
         if size >= c.num_rows:
             numbers = np.arange(c.num_rows)
         else:
-            random = np.random.default_rng([self._batches.seed, number])
+            random = np.random.default_rng([c.state.seed, number])
             numbers = np.sort(random.choice(c.num_rows, size, replace=False, shuffle=False))
         return list(rows_by_number(c, self._batches.reader, numbers))
 
