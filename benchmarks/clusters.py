@@ -89,8 +89,9 @@ def start_session(ranks: int) -> Any:
     os.environ.setdefault("SPARK_HOME", str(Path(pyspark.__file__).parent))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(f"local-cluster[{ranks},1,1024]").appName("benchmark")
-    for key, value in {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}.items():
-        builder = builder.config(key, value)
+    for key, value in {"enabled": "false", "showConsoleProgress": "false"}.items():
+        builder = builder.config(f"spark.ui.{key}", value)
+    builder = builder.config("spark.driver.memory", "1g")
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
