@@ -5,9 +5,10 @@
 
 Case `steps`: a step sums an array of float64 over all tasks. The contestants run in one set of processes, in turns of
 as many steps as take some 20 ms: `queue` is an IterativeComQueue with AllReduce, `iterate` the step function of
-`iterate`, and `allreduce` the bare call of the communicator, which they are held against. The table shows medians over
-rounds, of task 0. With PySpark installed, `--contestants queue iterate allreduce spark` adds Spark's way of iterating:
-a job for each step.
+`iterate`, and `allreduce` the bare call of the communicator, which they are held against. `blocks` sums a function over
+64 row blocks in the fixed tree, and `loop` over the same blocks in the order of rows, so their difference is the price
+of bits that do not depend on the tasks. The table shows medians over rounds, of task 0. With PySpark installed,
+`--contestants queue iterate allreduce spark` adds Spark's way of iterating: a job for each step.
 
 Case `kmeans`: 20 steps with 16 centers on 1,000,000 x 20 float64. Ronde in threads and in processes is held against
 scikit-learn with as many threads, the same rows and the same first centers; where PySpark is installed, Spark's MLlib
@@ -15,6 +16,9 @@ takes part. The table shows the medians of the CPU time of all processes, and of
 
 Case `logistic`: a logistic regression of 200,000 x 100 float64 by L-BFGS, the same contestants; they minimize the same
 objective, whose values at the end a line shows.
+
+Case `lost`: 20 steps of 50 ms in two processes: without checkpoints, with one every 5 steps, and so that in step 7 a
+task is killed. The table shows seconds, with the start of the processes.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from typing import Any
 
 import kmeans_fits
 import logistic_fits
+import lost_tasks
 import numpy as np
 from case_tables import print_load, write_cases
 from fit_times import measure_fits, print_fits
@@ -38,7 +43,7 @@ from ronde.comqueue import AllReduce, IterationStep, IterativeComQueue, iterate
 from ronde.launch.callables import run
 
 COLUMNS = "case,tasks,contestant,median_us"
-QUEUE, ITERATE, BARE, SPARK = "queue", "iterate", "allreduce", "spark"
+QUEUE, ITERATE, BLOCKS, LOOP, BARE, SPARK = "queue", "iterate", "blocks", "loop", "allreduce", "spark"
 SIZES = (15, 500_000)
 TURN_S = 0.02
 
@@ -49,9 +54,11 @@ def main() -> None:
     )
     parser.add_argument("--tasks", type=int, default=2, help="number of tasks (default: 2)")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
-    parser.add_argument("--cases", nargs="+", default=["steps"], choices=["steps", "kmeans", "logistic"])
     parser.add_argument(
-        "--contestants", nargs="+", default=[QUEUE, ITERATE, BARE], choices=[QUEUE, ITERATE, BARE, SPARK]
+        "--cases", nargs="+", default=["steps"], choices=["steps", "kmeans", "logistic", "lost"]
+    )
+    parser.add_argument(
+        "--contestants", nargs="+", default=[QUEUE, ITERATE, BLOCKS, LOOP, BARE], choices=[*STEPS, SPARK]
     )
     parser.add_argument("--csv", type=Path, help="write the medians into this file")
     options = parser.parse_args()
@@ -63,6 +70,10 @@ def main() -> None:
         rows += compare_kmeans(options.tasks, options.rounds)
     if "logistic" in options.cases:
         rows += compare_logistic(options.tasks, options.rounds)
+    if "lost" in options.cases:
+        rows += [
+            ("lost", 2, name, took_s * 1e6) for name, took_s in lost_tasks.compare(options.rounds).items()
+        ]
     if options.csv:
         write_cases(options.csv, COLUMNS, rows)
 
@@ -146,6 +157,36 @@ def time_iterate(size: int, steps: int) -> float:
     return float(iterate(step, data=[0] * ronde.size(), state=state, max_iter=steps).state.time_s)
 
 
+def time_blocks(size: int, steps: int) -> float:
+    """Return the time of a step that sums a function over row blocks, in seconds."""
+    return _time_blocks(lambda c, product: c.sum_blocks(product), size, steps)
+
+
+def time_loop(size: int, steps: int) -> float:
+    """Return the time of a step that sums the same function over the same blocks in the order of rows, in seconds."""
+
+    def total(c: IterationStep, product: Callable[[Any], Any]) -> Any:
+        first, *others = c.blocks
+        mine = product(first)
+        for block in others:
+            mine += product(block)
+        return c.sum(mine)
+
+    return _time_blocks(total, size, steps)
+
+
+def _time_blocks(total: Callable[[IterationStep, Callable[[Any], Any]], Any], size: int, steps: int) -> float:
+    clock = _Clock(steps)
+
+    def step(c: IterationStep) -> None:
+        clock.note(c.step_no)
+        c.state.x = total(c, lambda rows: rows[0] * c.state.x)
+        c.state.time_s = clock.mean_s()
+
+    state = {"x": np.zeros(size), "time_s": 0.0}
+    return float(iterate(step, data=np.ones(64), state=state, max_iter=steps).state.time_s)
+
+
 def time_allreduce(size: int, steps: int) -> float:
     """Return the time of a bare all-reduce in place, in seconds."""
     world, x = ronde.world(), np.zeros(size)
@@ -174,6 +215,8 @@ class _Clock:
 STEPS: dict[str, Callable[[int, int], float]] = {
     QUEUE: time_queue,
     ITERATE: time_iterate,
+    BLOCKS: time_blocks,
+    LOOP: time_loop,
     BARE: time_allreduce,
 }
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from ronde.comm.world import has_joined, world
 from ronde.comqueue.checkpointing import CheckpointPlace, CheckpointRule, FolderPlace, MemoryPlace
@@ -36,13 +37,17 @@ _log = logging.getLogger(__name__)
 ORDERED = {"RONDE_ALLREDUCE_ALGORITHM": "direct"}
 THREADS_OF_A_PROCESS = "OMP_NUM_THREADS"
 
+_turns: WeakKeyDictionary[Cluster, threading.Lock] = WeakKeyDictionary()
+_turns_lock = threading.Lock()
+
 
 def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
     """Run the plan, and return the results of all tasks. `on` and errors: as of `ComQueue.exec`."""
     if on is None and has_joined():
         return _run_in_job(plan)
     if not isinstance(on, str | None):
-        return _run_on_cluster(plan, lambda: on, _capacity(on))
+        with _turn_on(on):
+            return _run_on_cluster(plan, lambda: on, _capacity(on))
     kind, num_tasks = _parsed(on or "local")
     match kind:
         case "local":
@@ -56,6 +61,12 @@ def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
     except UsageError as error:
         raise UsageError(f"on={on!r}: {error}; local:N and threads:N need no cluster") from None
     return _run_on_cluster(plan, lambda: registered_cluster(kind), num_tasks or _capacity(cluster))
+
+
+def _turn_on(cluster: Cluster) -> threading.Lock:
+    """Return the lock of a cluster object. Such an object places the tasks of one job at a time."""
+    with _turns_lock:
+        return _turns.setdefault(cluster, threading.Lock())
 
 
 def _parsed(on: str) -> tuple[str, int | None]:

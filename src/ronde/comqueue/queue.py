@@ -111,8 +111,9 @@ class ComQueue:
 
         Args:
             on: Where the tasks run: `"local:N"`, N processes of this machine (`"local"`: one for each core);
-                `"threads:N"`, for debugging; a cluster, or `"NAME:N"` for a registered one such as `"spark:4"`. None:
-                the ranks of this job, which all call this, if `ronde.init()` has been called, else `"local"`.
+                `"threads:N"`, threads of this process; `"NAME:N"`, a registered cluster such as `"spark:4"`; or a
+                cluster object, on which runs from several threads take turns. None: the ranks of this job, which all
+                call this, if `ronde.init()` has been called, else `"local"`.
 
         Raises:
             RemoteError: A function failed on a task, or a task ended. The error names task, step and function. All

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,58 @@ def test_without_restarts_left_the_death_is_the_error(tmp_path: Path) -> None:
     queue = kmeans.noisy_queue(str(tmp_path / "died")).set_checkpoint(every=5, max_restarts=0)
     with pytest.raises(RemoteError, match=r"rank 1 .*SIGKILL"):
         queue.exec("local:2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["local:2", LocalCluster(2)], ids=["processes", "one cluster object"])
+def test_two_runs_at_once_do_not_disturb_each_other(place: Any) -> None:
+    def centers(rows: NDArray[Any]) -> bytes:
+        state = {"centers": rows[[0, 40, 80]]}
+        result = iterate(kmeans.step, data=rows, state=state, max_iter=50, on=place)
+        return bytes(result.state.centers.tobytes())
+
+    both = [blobs(), blobs() * 3]
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(centers, both)) == [centers(rows) for rows in both]
+
+
+INTERRUPTED = """
+    import os, signal, sys
+    from ronde.comqueue import iterate
+
+    def step(c):
+        c.sum(1.0)
+        if (c.step_no, c.task_id) == (5, 1):
+            os.kill(c.state.driver, signal.SIGINT)
+
+    if __name__ == "__main__":
+        try:
+            state = {"driver": os.getpid()}
+            iterate(step, data=[1, 2], state=state, max_iter=10**8, on="local:2", checkpoint_every=1000)
+        except KeyboardInterrupt:
+            fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+            print("memory:", [os.readlink(fd) for fd in fds if os.path.exists(fd) and "memfd" in os.readlink(fd)])
+            input()  # leaves the test time to look for processes
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(textwrap.dedent(INTERRUPTED))
+    shared = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "script.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "memory: []\n"
+        assert (
+            subprocess.run(["ps", "--ppid", str(script.pid)], check=False, capture_output=True).returncode
+            == 1
+        )
+        script.communicate("\n", timeout=60)
+    assert script.returncode == 0
+    assert set(os.listdir("/dev/shm")) <= shared
 
 
 SCRIPT = """
