@@ -230,7 +230,7 @@ def test_one_class_only_is_predicted_with_certainty() -> None:
 def test_sgd_minimizes_losses_with_kinks(loss: Loss) -> None:
     X = np.random.default_rng(0).normal(size=(100, 3))
     data = {"X": X, "y": np.where(X @ [1.0, -2.0, 0.5] > 0.2, 1.0, -1.0)}
-    sgd = SGD(15, batch_size=25, learning_rate=1.0)
+    sgd = SGD(30, batch_size=25, learning_rate=1.0)
     result = sgd.minimize(LinearObjective(loss), data, np.zeros(4), on=ONE)
     right = np.sign(X @ result.w[:-1] + result.w[-1]) == data["y"]
     assert right.mean() > 0.95
