@@ -97,7 +97,8 @@ class Flink:
         import pyflink
 
         home = Path(pyflink.__path__[0])
-        command = ("java", *JVM, "-cp", f"{home}/lib/*", program, "--configDir", str(self._folder))
+        options = (*JVM, f"-Djava.io.tmpdir={self._folder}", "-cp", f"{home}/lib/*")
+        command = ("java", *options, program, "--configDir", str(self._folder))
         with (self._folder / "log").open("ab") as log, engine_environment():
             environ = {**os.environ, "PYTHONPATH": str(ROOT)}  # functions of test modules
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
