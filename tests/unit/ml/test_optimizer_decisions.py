@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ronde.ml.optimizers import OWLQN, SGD, GradientDescent
 from ronde.ml.optimizers.conjugate_gradients import solve
 from ronde.ml.optimizers.curvature_pairs import CurvaturePairs
 from ronde.ml.optimizers.line_search import LengthVerdict, best_length, judge, lengths_to_try
 from ronde.ml.optimizers.mini_batches import MiniBatches
 from ronde.ml.optimizers.newton import solve_symmetric
+from ronde.ml.optimizers.optimizer import Optimizer, SearchState
 from ronde.ml.optimizers.orthant import align, project, pseudo_gradient
-from ronde.ml.optimizers.sgd import SGD, shrunk
+from ronde.ml.optimizers.sgd import shrunk
 
 Array = NDArray[Any]
 ACCEPT, SHORTER, LONGER = LengthVerdict.ACCEPT, LengthVerdict.TRY_SHORTER, LengthVerdict.TRY_LONGER
@@ -165,3 +167,43 @@ def test_batches_have_about_the_same_size_also_if_blocks_have_fewer_rows_than_th
 def test_the_rate_of_a_batch() -> None:
     assert [SGD(learning_rate=0.5, decay=1.0)._rate(batch) for batch in (0, 1, 4)] == [0.5, 0.25, 0.1]
     assert SGD(learning_rate=lambda batch: 2.0**-batch)._rate(3) == 0.125
+
+
+class QuadraticTotal:
+    """Stands for SummedObjective: w . matrix . w / 2 - sum w_j + l1 sum |w_j|. Counts the sums over all tasks."""
+
+    def __init__(self, matrix: Array, l1: float) -> None:
+        self._matrix, self._l1 = matrix, l1
+        self.sums: list[str] = []
+
+    def _value(self, w: Array) -> float:
+        return float(w @ self._matrix @ w / 2 - w.sum() + self._l1 * np.abs(w).sum())
+
+    def loss_and_gradient(self, w: Array) -> tuple[float, Array]:
+        self.sums.append("loss and gradient")
+        return self._value(w), self._matrix @ w - 1
+
+    def losses(self, points: Array) -> list[float]:
+        self.sums.append("losses")
+        return [self._value(w) for w in points]
+
+    def l1_factors(self, w: Array) -> Array:
+        return np.full_like(w, self._l1)
+
+
+@pytest.mark.parametrize("optimizer", [OWLQN(), GradientDescent()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("l1", [0.0, 0.5])
+def test_a_step_sums_over_all_tasks_once_or_three_times(optimizer: Optimizer, l1: float) -> None:
+    total: Any = QuadraticTotal(np.diag([1e-3, 1.0, 50.0]), l1)
+    search = SearchState(np.array([3.0, -2.0, 1.0]), optimizer.first_memory())
+    search.loss, search.gradient = total.loss_and_gradient(search.w)
+    kinds = set()
+    while search.reason is None:
+        total.sums.clear()
+        before = search.loss
+        optimizer.advance(search, total)
+        kinds.add(tuple(total.sums))
+        assert search.loss <= before + 1e-14 * abs(before)
+    assert search.reason == "gradient"
+    assert kinds == {("loss and gradient",), ("loss and gradient", "losses", "loss and gradient")}
+    assert np.allclose(search.w, (1 - l1) / np.array([1e-3, 1.0, 50.0]), rtol=1e-2)
