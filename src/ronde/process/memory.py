@@ -38,7 +38,7 @@ def _left_of_groups(root: Path) -> Iterator[int]:
 def _cached(group: Path) -> int:
     """Return how many bytes of files the kernel keeps for a group, and gives up first."""
     lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return next(int(words[1]) for words in lines if words[0] == "inactive_file")
+    return next((int(words[1]) for words in lines if words[0] == "inactive_file"), 0)
 
 
 def _left_of_addresses(root: Path) -> Iterator[int]:
