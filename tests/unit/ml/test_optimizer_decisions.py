@@ -191,7 +191,9 @@ class QuadraticTotal:
         return np.full_like(w, self._l1)
 
 
-@pytest.mark.parametrize("optimizer", [OWLQN(), GradientDescent()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "optimizer", [OWLQN(tol=1e-4), GradientDescent(tol=1e-4)], ids=lambda x: type(x).__name__
+)
 @pytest.mark.parametrize("l1", [0.0, 0.5])
 def test_a_step_sums_over_all_tasks_once_or_three_times(optimizer: Optimizer, l1: float) -> None:
     total: Any = QuadraticTotal(np.diag([1e-3, 1.0, 50.0]), l1)
