@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.clusters.spark_session import until_it_listens
 from tests.ports import free_port
-from tests.ranks.torch.test_parquet import Fails, regression, write
 
 import ronde
 from ronde.errors import RemoteError
@@ -24,6 +23,8 @@ pytest.importorskip("torch")
 pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
 pytest.importorskip("moto", reason="moto, the S3 server of this test, is not installed here")
 s3fs: Any = pytest.importorskip("s3fs", reason="s3fs is not installed here")
+
+from tests.ranks.torch.test_parquet import Fails, regression, write  # noqa: E402 (it skips itself without PyTorch and PyArrow)
 
 pytestmark = pytest.mark.slow
 
