@@ -279,7 +279,7 @@ def test_the_report_gets_each_record() -> None:
         def __deepcopy__(self, memo: object) -> Collector:
             return self  # tasks that are threads get copies
 
-        def __call__(self, record: dict[str, float], *others: object) -> None:
+        def __call__(self, record: dict[str, float], w: Array) -> None:
             records.append(record)
 
     result = LBFGS().minimize(

@@ -1,7 +1,7 @@
 """Which rows of each block are in each batch of a pass over the data: the same for any number of tasks.
 
 The rows of a block are shuffled for each pass, and dealt out to the batches in turn. Each batch gets an even share of
-each block; blocks with fewer rows than there are batches begin at different ones.
+each block; the rows of a block with fewer of them than there are batches are in random ones.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["MiniBatches"]
-
-GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly, modulo 1
 
 
 class MiniBatches:
@@ -27,13 +25,13 @@ class MiniBatches:
 
     def __init__(self, seed: int, pass_no: int, num_batches: int) -> None:
         self._seed, self._pass_no, self._num_batches = seed, pass_no, num_batches
-        self._shuffled: dict[int, NDArray[Any]] = {}
+        self._shuffled: dict[int, tuple[int, NDArray[Any]]] = {}
 
     def rows(self, batch: int, block: int, num_rows: int) -> NDArray[Any]:
         """Return the indices of the rows of a block that are in a batch. `num_rows`: of the block."""
         if block not in self._shuffled:
             random = np.random.default_rng([self._seed, self._pass_no, block])
-            self._shuffled[block] = random.permutation(num_rows)
-        offset = int(self._num_batches * (block * GOLDEN % 1))
+            self._shuffled[block] = int(random.integers(self._num_batches)), random.permutation(num_rows)
+        offset, shuffled = self._shuffled[block]
         begin, end = ((num_rows * number + offset) // self._num_batches for number in (batch, batch + 1))
-        return self._shuffled[block][begin:end]
+        return shuffled[begin:end]

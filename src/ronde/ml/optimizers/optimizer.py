@@ -40,7 +40,7 @@ class OptimizerResult:
         converged: Whether w is a minimum within the tolerance.
         reason: Why it ended: "gradient" (its norm is within `tol`), "loss" (it changes no more), "precision" (no step
             decreases the loss, within rounding errors), "no decrease" (no step does, but the gradient is not small:
-            there is a kink, or the gradient is wrong) or "max_iter".
+            there is a kink, or the gradient is wrong), "report" (this function ended it) or "max_iter".
         n_iter: The number of steps.
     """
 
@@ -135,7 +135,7 @@ class Optimizer(ABC):
         start: Any,
         *,
         on: str | Cluster | None = None,
-        report: Callable[[Record], Any] | None = None,
+        report: Callable[[Record, Array], Any] | None = None,
         checkpoint_every: int | None = None,
         checkpoint_folder: str | None = None,
     ) -> OptimizerResult:
@@ -146,7 +146,8 @@ class Optimizer(ABC):
             data: The rows, as of `ronde.comqueue.iterate`.
             start: The first weights, of any shape.
             on: Where the tasks run, as of `iterate`.
-            report: Gets the record of each step on task 0, for example `print` (None: nothing does).
+            report: Gets the record of each step and w on task 0, for example `print` (None: nothing does). It ends the
+                iteration by returning True.
             checkpoint_every: As of `iterate`.
             checkpoint_folder: As of `iterate`.
 
@@ -190,7 +191,7 @@ class _Step:
     """The step function of the iteration."""
 
     def __init__(
-        self, optimizer: Optimizer, objective: Objective, report: Callable[[Record], Any] | None
+        self, optimizer: Optimizer, objective: Objective, report: Callable[[Record, Array], Any] | None
     ) -> None:
         self._optimizer, self._objective, self._report = optimizer, objective, report
         self.__qualname__ = f"{type(optimizer).__name__} of {type(objective).__name__}"  # for errors
@@ -204,5 +205,6 @@ class _Step:
         search.total_weight = total.total_weight
         self._optimizer.advance(search, total)
         if self._report is not None and c.task_id == 0 and len(search.history) > steps:
-            self._report(search.history[-1])
+            if self._report(search.history[-1], search.w) is True:
+                search.reason = search.reason or "report"
         c.stop_if(search.reason is not None or not math.isfinite(search.loss))

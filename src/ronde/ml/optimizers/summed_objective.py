@@ -70,19 +70,20 @@ class SummedObjective:
     def batch_loss_and_gradient(self, w: Array, rows_of: Callable[[int, int], Array]) -> tuple[float, Array]:
         """Return `loss_and_gradient` of some rows instead of all.
 
-        `rows_of`: from a block's number and its number of rows to the indices of those that count. If all have weight 0
-        the mean loss is 0.
+        `rows_of`: from a block's number and its number of rows to the indices of those that count. Their sum is divided
+        by the mean weight of as many rows, so that a row counts the same in whatever batch it is.
         """
         numbers = iter(self._c.block_range)
 
-        def of_batch(block: Any) -> tuple[float, Array, float]:
+        def of_batch(block: Any) -> tuple[float, Array, int]:
             batch = _selected(block, rows_of(next(numbers), _row_count(block)))
             if not _row_count(batch):
-                return 0.0, np.zeros(w.shape), 0.0
-            return *self._block_loss_and_gradient(batch, w), float(self._objective.total_weight(batch))
+                return 0.0, np.zeros(w.shape), 0
+            return *self._block_loss_and_gradient(batch, w), _row_count(batch)
 
-        loss, gradient, weight = self._c.sum_blocks(of_batch)
-        return self._penalized(loss, gradient, weight or 1.0, w)
+        loss, gradient, rows = self._c.sum_blocks(of_batch)
+        weight = self.total_weight * (int(rows) or 1) / self.num_rows
+        return self._penalized(loss, gradient, weight, w)
 
     def l1_factors(self, w: Array) -> Array:
         """Return l1 for each weight: 0 where no penalty counts."""
