@@ -21,6 +21,8 @@ def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
         pytest.importorskip("cloudpickle")  # sends a function of the program to other processes
     if "pyarrow" in program:
         pytest.importorskip("pyarrow")
+    if "ronde.ml" in program or "sklearn" in program:
+        pytest.importorskip("sklearn")
     run_program(program, command, tmp_path)
 
 

@@ -18,13 +18,39 @@ from ronde.launch.clusters.engine_package import needs_package
 if TYPE_CHECKING:
     from ronde.ml.history import History
     from ronde.ml.kmeans import KMeans
+    from ronde.ml.linear.elastic_net import ElasticNet
+    from ronde.ml.linear.lasso import Lasso
+    from ronde.ml.linear.linear_regression import LinearRegression
+    from ronde.ml.linear.linear_svc import LinearSVC
+    from ronde.ml.linear.logistic_regression import LogisticRegression
+    from ronde.ml.linear.ridge import Ridge
     from ronde.ml.minibatch_kmeans import MiniBatchKMeans
     from ronde.ml.saving import load
 
-__all__ = ["History", "KMeans", "MiniBatchKMeans", "load"]
+__all__ = [
+    "ElasticNet",
+    "History",
+    "KMeans",
+    "Lasso",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
+    "MiniBatchKMeans",
+    "Ridge",
+    "load",
+]
 
 # The estimators and where they are. Files of saved estimators may name these classes and no others.
-ESTIMATORS: dict[str, str] = {"KMeans": "ronde.ml.kmeans", "MiniBatchKMeans": "ronde.ml.minibatch_kmeans"}
+ESTIMATORS = {
+    "ElasticNet": "ronde.ml.linear.elastic_net",
+    "KMeans": "ronde.ml.kmeans",
+    "Lasso": "ronde.ml.linear.lasso",
+    "LinearRegression": "ronde.ml.linear.linear_regression",
+    "LinearSVC": "ronde.ml.linear.linear_svc",
+    "LogisticRegression": "ronde.ml.linear.logistic_regression",
+    "MiniBatchKMeans": "ronde.ml.minibatch_kmeans",
+    "Ridge": "ronde.ml.linear.ridge",
+}
 
 _LAZY = {
     **ESTIMATORS,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from ronde.light_dataclasses import dataclass
+from ronde.comqueue import RowSource
+from ronde.light_dataclasses import dataclass, replace
+from ronde.ml.class_weights import ClassWeights, weights_by_class
+from ronde.ml.source_data import MappedRows, checked_parts, survey
 
-__all__ = ["TrainingData", "training_data"]
+__all__ = ["FLOATS", "TrainingData", "training_data"]
 
 FLOATS = (np.float64, np.float32)
+
+Parts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -20,22 +26,42 @@ class TrainingData:
     """Rows for `iterate`.
 
     Attributes:
-        rows: `data` of `iterate`: `c.data` and the blocks have the attributes `X`, and `y` and `sample_weight` if they
-            were given. X is a C-contiguous array or a CSR matrix, float64 or float32.
+        rows: `data` of `iterate`: a dict, or a source whose rows are read by the tasks. In both cases `c.data` and the
+            blocks have the attributes `X`, and `y` and `sample_weight` if they were given. X is a C-contiguous array or
+            a CSR matrix, float64 or float32.
         num_rows: How many rows there are.
         num_features: How many columns X has.
         dtype: The dtype of X.
+        total_weight: The sum of the rows' weights.
+        class_weights: The classes in y, sorted, and the sum of the weights of each; None unless y consists of classes.
     """
 
-    rows: Mapping[str, Any]
+    rows: Any
     num_rows: int
     num_features: int
     dtype: np.dtype[Any]
+    total_weight: float
+    class_weights: ClassWeights | None = None
 
     @property
     def size(self) -> int:
         """How many numbers a step reads, for `place_of`."""
         return self.num_rows * self.num_features
+
+    @property
+    def for_callbacks(self) -> dict[str, Any]:
+        """X, y and metadata as the callbacks of scikit-learn get them; none of a source."""
+        if not isinstance(self.rows, Mapping):
+            return {}
+        weights = self.rows.get("sample_weight")
+        metadata = None if weights is None else {"sample_weight": weights}
+        return {"X": self.rows["X"], "y": self.rows.get("y"), "metadata": metadata}
+
+    def mapped(self, function: Callable[[Parts], Parts]) -> TrainingData:
+        """Return the data with other parts. `function`: gets and returns parts of some rows; it travels to tasks."""
+        if isinstance(self.rows, Mapping):
+            return replace(self, rows=function(dict(self.rows)))
+        return replace(self, rows=MappedRows(self.rows, function))
 
 
 def training_data(
@@ -45,23 +71,60 @@ def training_data(
     sample_weight: Any = None,
     *,
     reset: bool = True,
+    are_classes: bool = False,
     **options: Any,
 ) -> TrainingData:
     """Check X, y and sample_weight, and set `n_features_in_` and `feature_names_in_` of the estimator.
 
-    `y`: "no_validation" if the estimator has no target. `reset`: False for a later `partial_fit`. `options`: of
-    scikit-learn's `validate_data`, for example `accept_sparse="csr"`.
+    `X`: may be a source, whose rows have y and weights, too; `y`: "no_validation" if the estimator has no target.
+    `reset`: False for a later `partial_fit`. `are_classes`: whether y consists of classes. `options`: of scikit-learn's
+    `validate_data`, for example `accept_sparse="csr"`.
 
     Raises ValueError and TypeError, with scikit-learn's messages.
     """
+    has_target = not isinstance(y, str)
+    if isinstance(X, RowSource):
+        return _data_of_source(estimator, X, has_target, are_classes, reset, (y, sample_weight))
     options = {"dtype": FLOATS, "order": "C", **options}
-    if isinstance(y, str):
-        rows = {"X": validate_data(estimator, X, reset=reset, **options)}
-    else:
+    if has_target:
         rows = dict(zip(("X", "y"), validate_data(estimator, X, y, reset=reset, **options)))
+    else:
+        rows = {"X": validate_data(estimator, X, reset=reset, **options)}
     X = rows["X"]
+    total_weight, class_weights = float(X.shape[0]), None
     if sample_weight is not None:
-        rows["sample_weight"] = _check_sample_weight(
-            sample_weight, X, dtype=X.dtype, ensure_non_negative=True
+        weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
+        rows["sample_weight"], total_weight = weights, float(weights.sum(dtype=np.float64))
+    if are_classes:
+        check_classification_targets(rows["y"])
+        class_weights = weights_by_class(rows)
+    return TrainingData(rows, X.shape[0], X.shape[1], X.dtype, total_weight, class_weights)
+
+
+def _data_of_source(
+    estimator: Any,
+    source: RowSource,
+    has_target: bool,
+    are_classes: bool,
+    reset: bool,
+    others: tuple[Any, Any],
+) -> TrainingData:
+    if not all(other is None or isinstance(other, str) for other in others):
+        raise ValueError("X is a source of rows, and y or sample_weight is not None: its rows contain them")
+    rows = MappedRows(source, checked_parts)
+    found = survey(rows, are_classes, estimator.on)
+    if has_target and "y" not in found.parts:
+        raise ValueError(
+            f"requires y, and the rows of {source!r} have only {', '.join(found.parts)}: "
+            'name it, as in read(path, columns={"X": None, "y": "label"})'
         )
-    return TrainingData(rows, X.shape[0], X.shape[1], X.dtype)
+    if reset:
+        estimator.n_features_in_ = found.num_features
+    elif estimator.n_features_in_ != found.num_features:
+        raise ValueError(
+            f"X has {found.num_features} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    return TrainingData(
+        rows, source.num_rows, found.num_features, found.dtype, found.total_weight, found.class_weights
+    )

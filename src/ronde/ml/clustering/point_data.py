@@ -29,7 +29,7 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
     if sample_weight is not None:
         stand_in = np.broadcast_to(first, (X.num_rows, first.shape[1]))
         rows["sample_weight"] = _check_sample_weight(sample_weight, stand_in, ensure_non_negative=True)
-    return TrainingData(rows, X.num_rows, first.shape[1], first.dtype)
+    return TrainingData(rows, X.num_rows, first.shape[1], first.dtype, float(X.num_rows))
 
 
 def rows_in_pieces(data: TrainingData) -> Iterator[NDArray[Any]]:

@@ -1,0 +1,116 @@
+"""`ElasticNet`: least squares with penalties on absolute values and squares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils._param_validation import Interval
+
+from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.linear.linear_model import LinearRegressor, float_targets, split_weights
+from ronde.ml.losses import SquaredLoss
+from ronde.ml.optimizers import OWLQN, LinearObjective
+from ronde.ml.training_data import training_data
+
+__all__ = ["ElasticNet", "fit_elastic_net"]
+
+Array = NDArray[Any]
+
+
+class ElasticNet(LinearRegressor):
+    """Least squares with two penalties, of which the first makes coefficients exactly 0.
+
+        mean over rows of (prediction - y)^2 / 2  +  alpha * l1_ratio * |w|_1  +  alpha * (1 - l1_ratio) / 2 * |w|_2^2
+
+    The mean is a weighted one. The optimizer is OWL-QN, so scale the columns of X alike.
+
+    Args:
+        alpha: The factor of both penalties. The intercept is not penalized.
+        l1_ratio: The part of the first penalty, 0 to 1.
+        fit_intercept: Whether there is an intercept.
+        max_iter: The largest number of steps.
+        tol: The largest component of the gradient at which the fit ends.
+        warm_start: Whether a second fit starts from the coefficients of the first.
+        on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
+        verbose: Whether to print a line for each step.
+
+    Attributes:
+        coef_: Shape (features,).
+        intercept_: A number.
+        n_iter_: The number of steps.
+        history_: A `History` with `step`, `loss` (the objective), `gradient_norm` and `step_length`.
+    """
+
+    _parameter_constraints: ClassVar = {
+        **DistributedEstimator._parameter_constraints,
+        "alpha": [Interval(Real, 0, None, closed="left")],
+        "l1_ratio": [Interval(Real, 0, 1, closed="both")],
+        "fit_intercept": ["boolean"],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "warm_start": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        l1_ratio: float = 0.5,
+        fit_intercept: bool = True,
+        max_iter: int = 1000,
+        tol: float = 1e-6,
+        warm_start: bool = False,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.alpha, self.l1_ratio, self.fit_intercept = alpha, l1_ratio, fit_intercept
+        self.max_iter, self.tol, self.warm_start = max_iter, tol, warm_start
+        self.on, self.verbose = on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
+            y: Shape (rows,).
+            sample_weight: Shape (rows,), not negative (None: 1 for each row).
+
+        Raises:
+            ValueError: The arguments do not fit together, or contain NaN or infinity.
+            RemoteError: A task failed.
+        """
+        fit_elastic_net(self, X, y, sample_weight, self.l1_ratio)
+        return self
+
+
+def fit_elastic_net(model: Any, X: Any, y: Any, sample_weight: Any, l1_ratio: float) -> None:
+    """Set the fitted attributes of an ElasticNet or a Lasso."""
+    data = training_data(model, X, y, sample_weight, accept_sparse="csr", y_numeric=True).mapped(
+        float_targets
+    )
+    objective = LinearObjective(
+        SquaredLoss(),
+        l1=model.alpha * l1_ratio,
+        l2=model.alpha * (1 - l1_ratio) / 2,
+        fit_intercept=model.fit_intercept,
+    )
+    start = np.zeros(data.num_features + model.fit_intercept)
+    if model.warm_start and hasattr(model, "coef_"):
+        start[: data.num_features] = model.coef_
+        start[data.num_features :] = model.intercept_
+
+    def attributes_of(w: Array) -> Mapping[str, Any]:
+        coef, intercept = split_weights(w, model.fit_intercept, data.dtype)
+        return {"coef_": coef, "intercept_": float(intercept)}
+
+    progress = model._progress(model.max_iter, data.for_callbacks)
+    result = model._minimize(
+        OWLQN(model.max_iter, model.tol), objective, data, start, progress, attributes_of
+    )
+    model._set({**attributes_of(result.w), "n_iter_": max(1, result.n_iter)})
+    model._end_fit(progress, result.history)

@@ -1,0 +1,155 @@
+"""What linear models share: predictions, and how a fit calls an optimizer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ronde.ml.base import DistributedEstimator
+from ronde.ml.optimizers import Objective, Optimizer, OptimizerResult
+from ronde.ml.progress import Progress
+from ronde.ml.tasks import place_of
+from ronde.ml.training_data import FLOATS, TrainingData
+
+__all__ = ["LinearClassifier", "LinearModel", "LinearRegressor", "float_targets", "split_weights"]
+
+Array = NDArray[Any]
+
+
+class LinearModel(DistributedEstimator):
+    """A model whose scores are `X @ coef_.T + intercept_`."""
+
+    coef_: Array
+    intercept_: Any
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _scores(self, X: Any) -> Array:
+        """Return shape (rows,), or (rows, outputs) if `coef_` has two dimensions."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
+        scores: Array = X @ self.coef_.T + self.intercept_
+        return scores
+
+    def _set(self, attributes: Mapping[str, Any]) -> None:
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def _minimize(
+        self,
+        optimizer: Optimizer,
+        objective: Objective,
+        data: TrainingData,
+        start: Array,
+        progress: Progress,
+        attributes_of: Callable[[Array], Mapping[str, Any]],
+        warns: bool = True,
+    ) -> OptimizerResult:
+        """Run an optimizer where the user wants it; warn if it has not converged, unless `warns` is False.
+
+        `attributes_of`: returns the fitted attributes for weights, for callbacks.
+        """
+        result = optimizer.minimize(
+            objective,
+            data.rows,
+            start,
+            on=place_of(self.on, data.size),
+            report=_Report(progress, attributes_of),
+        )
+        if warns and not result.converged and result.reason != "report":
+            warnings.warn(
+                f"{type(self).__name__} has not converged in {result.n_iter} steps ({result.reason}): raise max_iter "
+                f"({optimizer.max_iter}) or tol ({optimizer.tol:g}), or scale the columns of X alike",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
+        return result
+
+
+class LinearRegressor(RegressorMixin, LinearModel):
+    """A linear model of numbers."""
+
+    def predict(self, X: Any) -> Array:
+        """Return the predicted numbers, shape (rows,), or (rows, outputs) if the model was fitted to several.
+
+        Args:
+            X: Shape (rows, features), an array or a SciPy matrix.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
+        return self._scores(X)
+
+
+class LinearClassifier(ClassifierMixin, LinearModel):
+    """A linear model of classes: `coef_` has one row for each, or one row in all for two classes."""
+
+    classes_: Array
+
+    def decision_function(self, X: Any) -> Array:
+        """Return the scores: shape (rows,) for two classes, where a positive one stands for the second class; else
+        (rows, classes).
+
+        Args:
+            X: Shape (rows, features), an array or a SciPy matrix.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
+        scores = self._scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Array:
+        """Return the class with the largest score for each row.
+
+        Args:
+            X: As of `decision_function`.
+
+        Raises:
+            NotFittedError: As of `decision_function`.
+            ValueError: As of `decision_function`.
+        """
+        scores = self.decision_function(X)
+        numbers = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
+        predicted: Array = self.classes_[numbers]
+        return predicted
+
+
+class _Report:
+    """Tells the progress of a fit the weights as attributes of the estimator. Travels to the tasks."""
+
+    def __init__(self, progress: Progress, attributes_of: Callable[[Array], Mapping[str, Any]]) -> None:
+        self._progress, self._attributes_of = progress, attributes_of
+
+    def __deepcopy__(self, memo: object) -> _Report:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Report, (self._progress, dict)
+
+    def __call__(self, record: Mapping[str, Any], w: Array) -> bool:
+        return self._progress(record, lambda: self._attributes_of(w))
+
+
+def float_targets(parts: dict[str, Any]) -> dict[str, Any]:
+    """Return parts of the data with float64 targets."""
+    return {**parts, "y": np.asarray(parts["y"], np.float64)}
+
+
+def split_weights(w: Array, fit_intercept: bool, dtype: Any) -> tuple[Array, Array]:
+    """Return coefficients and intercepts of the weights of an optimizer, whose last column is the intercept."""
+    if fit_intercept:
+        return w[..., :-1].astype(dtype), w[..., -1].astype(dtype)
+    return w.astype(dtype), np.zeros(w.shape[:-1], dtype)

@@ -1,0 +1,123 @@
+"""`LinearSVC`: a linear support vector machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.linear.class_targets import ClassSigns, with_class_numbers
+from ronde.ml.linear.linear_model import LinearClassifier, split_weights
+from ronde.ml.losses import SquaredHingeLoss
+from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective
+from ronde.ml.training_data import training_data
+
+__all__ = ["LinearSVC"]
+
+Array = NDArray[Any]
+
+
+class LinearSVC(LinearClassifier):
+    """A linear support vector machine with the squared hinge loss; for several classes, each against the rest.
+
+        C * sum over rows of weight * max(0, 1 - y * score)^2  +  |w|_2^2 / 2, or |w|_1
+
+    The optimizer is L-BFGS, or OWL-QN for the penalty "l1". Intercepts are not penalized; those of scikit-learn are.
+
+    Args:
+        penalty: "l2" or "l1".
+        C: The inverse of the strength of the penalty.
+        tol: The largest component of the gradient of the mean loss at which the fit ends.
+        fit_intercept: Whether there are intercepts.
+        class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
+        max_iter: The largest number of steps for each class.
+        on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
+        verbose: Whether to print a line for each step.
+
+    Attributes:
+        classes_: The classes, sorted.
+        coef_: Shape (1, features) for two classes, else (classes, features).
+        intercept_: Shape (1,) or (classes,).
+        n_iter_: The largest number of steps of a class.
+        history_: A `History` with `class` (its number), `step`, `loss`, `gradient_norm` and `step_length`.
+    """
+
+    _parameter_constraints: ClassVar = {
+        **DistributedEstimator._parameter_constraints,
+        "penalty": [StrOptions({"l1", "l2"})],
+        "C": [Interval(Real, 0, None, closed="neither")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "fit_intercept": ["boolean"],
+        "class_weight": [dict, StrOptions({"balanced"}), None],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        penalty: str = "l2",
+        *,
+        C: float = 1.0,
+        tol: float = 1e-4,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        max_iter: int = 1000,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.penalty, self.C, self.tol, self.fit_intercept = penalty, C, tol, fit_intercept
+        self.class_weight, self.max_iter = class_weight, max_iter
+        self.on, self.verbose = on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
+            y: The classes, shape (rows,): numbers or texts.
+            sample_weight: Shape (rows,), not negative (None: 1 for each row).
+
+        Raises:
+            ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class.
+            RemoteError: A task failed.
+        """
+        data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
+        progress = self._progress(None, data.for_callbacks)
+        data, self.classes_ = with_class_numbers(data, self.class_weight)
+        strength = 1 / (self.C * data.total_weight)
+        is_l1 = self.penalty == "l1"
+        objective = LinearObjective(
+            SquaredHingeLoss(),
+            l1=strength if is_l1 else 0.0,
+            l2=0.0 if is_l1 else strength / 2,
+            fit_intercept=self.fit_intercept,
+        )
+        optimizer = (OWLQN if is_l1 else LBFGS)(self.max_iter, self.tol)
+        numbers = [1] if len(self.classes_) == 2 else range(len(self.classes_))
+        start = np.zeros(data.num_features + self.fit_intercept)
+        results = [
+            self._minimize(
+                optimizer, objective, data.mapped(ClassSigns(number)), start, progress, _no_attributes
+            )
+            for number in numbers
+        ]
+        w = np.stack([result.w for result in results])
+        self.coef_, self.intercept_ = split_weights(w, self.fit_intercept, data.dtype)
+        self.n_iter_ = max(1, *(result.n_iter for result in results))
+        records = [
+            {"class": number, **record}
+            for number, result in zip(numbers, results)
+            for record in result.history
+        ]
+        self._end_fit(progress, records)
+        return self
+
+
+def _no_attributes(_: Array) -> Mapping[str, Any]:
+    """Return none: before the end of the fit, only the coefficients of some classes are known."""
+    return {}

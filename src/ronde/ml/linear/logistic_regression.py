@@ -1,0 +1,163 @@
+"""`LogisticRegression`: probabilities of two or more classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, log_expit, log_softmax, softmax
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.linear.class_targets import ClassSigns, with_class_numbers
+from ronde.ml.linear.linear_model import LinearClassifier, split_weights
+from ronde.ml.losses import LogisticLoss, MultinomialLoss
+from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective
+from ronde.ml.training_data import training_data
+
+__all__ = ["LogisticRegression"]
+
+Array = NDArray[Any]
+
+
+class LogisticRegression(LinearClassifier):
+    """Probabilities of classes: logistic for two, multinomial for more.
+
+        model = LogisticRegression(on="local:2").fit(X, y)
+
+    It minimizes, with the weighted number of rows n,
+
+        mean loss  +  l1_ratio / (C n) * |w|_1  +  (1 - l1_ratio) / (2 C n) * |w|_2^2
+
+    by L-BFGS, or by OWL-QN if l1_ratio is above 0.
+
+    Args:
+        C: The inverse of the strength of the penalties; `inf`: none. Intercepts are not penalized.
+        l1_ratio: The part of the penalty on absolute values, 0 to 1.
+        tol: The largest component of the gradient at which the fit ends.
+        fit_intercept: Whether there are intercepts.
+        class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
+        max_iter: The largest number of steps.
+        warm_start: Whether a second fit starts from the coefficients of the first.
+        on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
+        verbose: Whether to print a line for each step.
+
+    Attributes:
+        classes_: The classes, sorted.
+        coef_: Shape (1, features) for two classes, else (classes, features).
+        intercept_: Shape (1,) or (classes,).
+        n_iter_: The number of steps.
+        history_: A `History` with `step`, `loss` (the objective), `gradient_norm` and `step_length`.
+    """
+
+    _parameter_constraints: ClassVar = {
+        **DistributedEstimator._parameter_constraints,
+        "C": [Interval(Real, 0, None, closed="right")],
+        "l1_ratio": [Interval(Real, 0, 1, closed="both")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "fit_intercept": ["boolean"],
+        "class_weight": [dict, StrOptions({"balanced"}), None],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "warm_start": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        *,
+        C: float = 1.0,
+        l1_ratio: float = 0.0,
+        tol: float = 1e-4,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        max_iter: int = 100,
+        warm_start: bool = False,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.C, self.l1_ratio, self.tol, self.fit_intercept = C, l1_ratio, tol, fit_intercept
+        self.class_weight, self.max_iter, self.warm_start = class_weight, max_iter, warm_start
+        self.on, self.verbose = on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
+            y: The classes, shape (rows,): numbers or texts.
+            sample_weight: Shape (rows,), not negative (None: 1 for each row).
+
+        Raises:
+            ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class.
+            RemoteError: A task failed.
+        """
+        data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
+        progress = self._progress(self.max_iter, data.for_callbacks)
+        data, classes = with_class_numbers(data, self.class_weight)
+        is_binary = len(classes) == 2
+        dtype = data.dtype
+
+        def attributes_of(w: Array) -> Mapping[str, Any]:
+            coef, intercept = split_weights(np.atleast_2d(w), self.fit_intercept, dtype)
+            return {"classes_": classes, "coef_": coef, "intercept_": intercept}
+
+        strength = 1 / (self.C * data.total_weight)
+        objective = LinearObjective(
+            LogisticLoss() if is_binary else MultinomialLoss(len(classes)),
+            l1=self.l1_ratio * strength,
+            l2=(1 - self.l1_ratio) / 2 * strength,
+            fit_intercept=self.fit_intercept,
+        )
+        shape = (data.num_features + self.fit_intercept,)
+        result = self._minimize(
+            (OWLQN if objective.l1 else LBFGS)(self.max_iter, self.tol),
+            objective,
+            data.mapped(ClassSigns(1)) if is_binary else data,
+            self._start(shape if is_binary else (len(classes), *shape)),
+            progress,
+            attributes_of,
+        )
+        self._set({**attributes_of(result.w), "n_iter_": max(1, result.n_iter)})
+        self._end_fit(progress, result.history)
+        return self
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probability of each class, shape (rows, classes).
+
+        Args:
+            X: As of `decision_function`.
+
+        Raises:
+            NotFittedError: As of `decision_function`.
+            ValueError: As of `decision_function`.
+        """
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([expit(-scores), expit(scores)], axis=1)
+        probabilities: Array = softmax(scores, axis=1)
+        return probabilities
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Return the logarithm of the probability of each class, shape (rows, classes).
+
+        Args:
+            X: As of `decision_function`.
+
+        Raises:
+            NotFittedError: As of `decision_function`.
+            ValueError: As of `decision_function`.
+        """
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.stack([log_expit(-scores), log_expit(scores)], axis=1)
+        logarithms: Array = log_softmax(scores, axis=1)
+        return logarithms
+
+    def _start(self, shape: tuple[int, ...]) -> Array:
+        if not (self.warm_start and hasattr(self, "coef_")):
+            return np.zeros(shape)
+        parts = [self.coef_, self.intercept_[:, None]] if self.fit_intercept else [self.coef_]
+        return np.hstack(parts).reshape(shape)

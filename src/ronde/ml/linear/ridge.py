@@ -1,0 +1,73 @@
+"""`Ridge`: least squares with a penalty on squares."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+from sklearn.base import MultiOutputMixin
+from sklearn.utils._param_validation import Interval
+
+from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.linear.linear_model import LinearRegressor
+from ronde.ml.linear.squares_fit import fit_squares
+
+__all__ = ["Ridge"]
+
+
+class Ridge(MultiOutputMixin, LinearRegressor):
+    """Least squares with a penalty: the sum over rows of weight * (prediction - y)^2, plus `alpha * |w|^2`.
+
+        model = Ridge(alpha=10.0, on="local:2").fit(X, y)
+
+    Args:
+        alpha: The factor of the penalty. The intercept is not penalized.
+        fit_intercept: Whether there is an intercept.
+        tol: With more than 1,000 columns, the largest component of the gradient at which the fit ends.
+        max_iter: With more than 1,000 columns, the largest number of steps.
+        on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
+        verbose: Whether to print a line for each step.
+
+    Attributes:
+        coef_: Shape (features,), or (outputs, features) if y has two dimensions.
+        intercept_: A number, or shape (outputs,).
+        n_iter_: The number of steps.
+        history_: A `History` with `step` and `loss`, the objective divided by twice the sum of the weights.
+    """
+
+    _parameter_constraints: ClassVar = {
+        **DistributedEstimator._parameter_constraints,
+        "alpha": [Interval(Real, 0, None, closed="left")],
+        "fit_intercept": ["boolean"],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        max_iter: int = 1000,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.alpha, self.fit_intercept, self.tol, self.max_iter = alpha, fit_intercept, tol, max_iter
+        self.on, self.verbose = on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
+            y: Shape (rows,) or (rows, outputs).
+            sample_weight: Shape (rows,), not negative (None: 1 for each row).
+
+        Raises:
+            ValueError: The arguments do not fit together, or contain NaN or infinity.
+            RemoteError: A task failed.
+        """
+        fit_squares(self, X, y, sample_weight, self.alpha)
+        return self

@@ -1,0 +1,127 @@
+"""Rows that tasks read themselves as data of a fit.
+
+A source is that of `ronde.comqueue.read`, or another `RowSource`. Its rows are a 2-d array, or have the attributes `X`,
+and perhaps `y` and `sample_weight`: `read("clicks/", columns={"X": None, "y": "clicked"})`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.comqueue import IterationStep, RowSource, iterate
+from ronde.comqueue.named_arrays import NamedArrays
+from ronde.comqueue.rows import StreamedSource
+from ronde.light_dataclasses import dataclass
+from ronde.ml.class_weights import ClassWeights, added_class_weights, weights_by_class
+from ronde.ml.tasks import place_of
+
+__all__ = ["MappedRows", "RowSurvey", "checked_parts", "survey"]
+
+Array = NDArray[Any]
+Parts = dict[str, Any]
+
+PARTS = ("X", "y", "sample_weight")
+
+
+class MappedRows:
+    """A source whose rows are those of another one, mapped.
+
+    Args:
+        source: The other one.
+        function: Gets and returns the parts of some rows by name. It travels to the tasks.
+    """
+
+    def __init__(self, source: RowSource, function: Callable[[Parts], Parts]) -> None:
+        self.num_rows = source.num_rows
+        self.in_memory = getattr(source, "in_memory", True)
+        self._source, self._function = source, function
+
+    def __repr__(self) -> str:
+        return f"<MappedRows of {self._source!r}>"
+
+    def load(self, begin: int, end: int) -> Any:
+        """Return rows with the attributes X, y and sample_weight."""
+        return self._mapped(self._source.load(begin, end))
+
+    def stream(self, blocks: Sequence[range]) -> Iterator[Any]:
+        """Yield the rows of consecutive ranges."""
+        if isinstance(self._source, StreamedSource):
+            yield from map(self._mapped, self._source.stream(blocks))
+        else:
+            for block in blocks:
+                yield self.load(block.start, block.stop)
+
+    def check_memory(self, rows: int, tasks_here: int) -> str:
+        """Return why a task cannot hold this number of rows in memory; "" if it can."""
+        if isinstance(self._source, StreamedSource):
+            return self._source.check_memory(rows, tasks_here)
+        return "" if self.in_memory else "`in_memory` of their source is False"
+
+    def _mapped(self, rows: Any) -> NamedArrays:
+        return NamedArrays(self._function(vars(rows) if isinstance(rows, NamedArrays) else {"X": rows}))
+
+
+def checked_parts(parts: Parts) -> Parts:
+    """Return X, y and sample_weight of some rows, X as float64 or float32. Raises ValueError if they are invalid."""
+    if unknown := set(parts) - set(PARTS):
+        raise ValueError(
+            f"the rows have the parts {sorted(unknown)}: expected X, and perhaps y and sample_weight"
+        )
+    X = parts["X"]
+    if isinstance(X, np.ndarray):
+        X = np.ascontiguousarray(X, np.float32 if X.dtype == np.float32 else np.float64)
+    if X.ndim != 2:
+        raise ValueError(f"X has the shape {X.shape}: expected (rows, features)")
+    for name, part in {**parts, "X": X}.items():
+        values = part if isinstance(part, np.ndarray) else part.data
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ValueError(f"{name} contains NaN or infinity: remove or replace these rows")
+    if "sample_weight" in parts and (parts["sample_weight"] < 0).any():
+        raise ValueError("sample_weight contains a negative number: expected 0 or more")
+    return {**parts, "X": X}
+
+
+@dataclass(frozen=True)
+class RowSurvey:
+    """What a fit needs to know of all rows before it starts.
+
+    `class_weights`: None unless the targets are classes.
+    """
+
+    parts: tuple[str, ...]
+    num_features: int
+    dtype: np.dtype[Any]
+    total_weight: float
+    class_weights: ClassWeights | None
+
+
+def survey(source: MappedRows, are_classes: bool, on: Any) -> RowSurvey:
+    """Read all rows once; return what a fit needs to know of them. Raises RemoteError if some are invalid."""
+    state = {"found": None, "are_classes": are_classes}
+    ended = iterate(_survey_step, data=source, state=state, max_iter=1, on=place_of(on, source.num_rows))
+    blocks: list[RowSurvey] = ended.state.found
+    weights = [each.class_weights for each in blocks if each.class_weights is not None]
+    return RowSurvey(
+        blocks[0].parts,
+        blocks[0].num_features,
+        np.result_type(*(each.dtype for each in blocks)),
+        sum(each.total_weight for each in blocks),
+        added_class_weights(weights) if are_classes else None,
+    )
+
+
+def _survey_step(c: IterationStep) -> None:
+    def of_block(block: Any) -> RowSurvey:
+        parts = vars(block)
+        rows, features = parts["X"].shape
+        weight = (
+            float(parts["sample_weight"].sum(dtype=np.float64)) if "sample_weight" in parts else float(rows)
+        )
+        by_class = weights_by_class(parts) if c.state.are_classes and "y" in parts else None
+        return RowSurvey(tuple(parts), features, parts["X"].dtype, weight, by_class)
+
+    c.state.found = [each for found in c.gather(c.map_blocks(of_block)) for each in found]
