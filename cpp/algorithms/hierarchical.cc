@@ -24,7 +24,6 @@
 #include "algorithms/hierarchical.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "algorithms/over_links.h"
@@ -102,8 +101,7 @@ const void* contiguous_blocks(Hierarchy& hierarchy, const Call& call, const void
   std::byte* const packed = hierarchy.scratch.get(count * item);
   std::byte* to = packed;
   for (int rank : ranks) {
-    std::memcpy(to, all + starts[rank] * item, counts[rank] * item);
-    to += counts[rank] * item;
+    to = std::copy_n(all + starts[rank] * item, counts[rank] * item, to);
   }
   return packed;
 }
@@ -228,7 +226,7 @@ void hierarchical_reduce_scatter(Hierarchy& hierarchy, const Call& call, const v
   std::byte* piece = pieces;
   for (size_t number = 0; number < members.size(); piece += carried[number++] * result_bytes) {
     if (is_small) {
-      std::memcpy(piece, sums + starts[members[number]] * result_bytes, carried[number] * result_bytes);
+      std::copy_n(sums + starts[members[number]] * result_bytes, carried[number] * result_bytes, piece);
       continue;
     }
     const std::vector<int>& theirs = hierarchy.ranks_of_host[number];
