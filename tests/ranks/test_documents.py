@@ -46,7 +46,7 @@ def folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / script).parent.mkdir(exist_ok=True)
         (tmp_path / script).touch()
     (tmp_path / "hosts").write_text("node1 slots=4\nnode2 slots=4\n")
-    for program in ("program", "hosts.sh"):
+    for program in ("program", "hosts.sh", "ronde"):
         (tmp_path / program).write_text("#!/bin/sh\necho node1:4\n")
         (tmp_path / program).chmod(0o700)
     for name in [name for name in os.environ if name.startswith(("PET_", "RONDE_"))]:
