@@ -148,7 +148,8 @@ def exchange_through(
         # The last reader deletes the keys. If the store is gone by now, its host has read all keys, as this rank has.
         with suppress(PeerLostError):
             if store.add(f"{base}/read", 1) == size:
-                store.delete_prefix(f"{base}/")
+                for name in (*map(str, range(size)), "all", "read"):  # torch's store cannot delete by prefix
+                    store.delete_key(f"{base}/{name}")
         return records
 
     return exchange
