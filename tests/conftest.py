@@ -86,6 +86,7 @@ class NotAgain:
     def __init__(self, file: Path, of_worker: dict[str, Any] | None) -> None:
         self._file = file
         self._is_worker = of_worker is not None
+        self._has_passed: set[str] = set()  # before its fixtures end, one of which may fail
         if of_worker:  # as the others, although the file grows meanwhile
             self._passed = set(of_worker["passed"])
         else:
@@ -101,7 +102,11 @@ class NotAgain:
         items[:] = [item for item in items if item not in set(left_out)]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed and not self._is_worker:
+        if self._is_worker or not report.passed:
+            return
+        if report.when == "call":
+            self._has_passed.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid in self._has_passed:
             with self._file.open("a") as file:
                 file.write(report.nodeid + "\n")
 
