@@ -114,35 +114,26 @@ class TimeoutError(PeerError, builtins.TimeoutError):
 
 
 class RemoteError(PeerError):
-    """User code failed on rank `rank`; `traceback_text` is its traceback, as it was printed there.
+    """User code failed on rank `rank`; `traceback_text` is its traceback, as it was printed there."""
 
-    `exit_codes`: for the error of a whole job, the exit codes of the ranks that failed and were not ended by the
-    launcher; the negative number of the signal for a rank that a signal killed.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        rank: int = -1,
-        traceback_text: str = "",
-        exit_codes: Mapping[int, int] | None = None,
-    ) -> None:
+    def __init__(self, message: str, rank: int = -1, traceback_text: str = "") -> None:
         super().__init__(message)
         self.rank = rank
         self.traceback_text = traceback_text
-        self.exit_codes = dict(exit_codes or {})
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.args[0], self.rank, self.traceback_text, self.exit_codes)
+        return type(self), (self.args[0], self.rank, self.traceback_text)
 
 
 class WorkerError(RemoteError):
-    """The first failure of a job on a cluster, which has ended the job: a worker's, or that of the cluster itself.
+    """The first failure of a job, which has ended the job: a worker's, or on a cluster that of the cluster itself.
 
     `rank`: of the worker, -1 if none failed before the job did; `host`: the name of its machine; `exit_code`: the
-    negative number of the signal for a worker that a signal killed, 0 if no worker failed; `traceback_text`: of its
-    exception, or empty; `last_lines`: the last lines that it printed; `has_lost_task`: whether no worker failed, but
-    the cluster lost a task of the running job, with its machine for example, so that another run may succeed.
+    negative number of the signal for a worker that a signal killed, that of the job if no worker failed;
+    `traceback_text`: of its exception, or empty; `last_lines`: the last lines that it printed; `exit_codes`: by rank,
+    of all workers that are known to have failed and were not ended by the launcher; `has_lost_task`: whether no worker
+    failed, but the cluster lost a task of the running job, with its machine for example, so that another run may
+    succeed.
     """
 
     def __init__(
@@ -154,17 +145,19 @@ class WorkerError(RemoteError):
         traceback_text: str = "",
         last_lines: Sequence[str] = (),
         has_lost_task: bool = False,
+        exit_codes: Mapping[int, int] | None = None,
     ) -> None:
-        super().__init__(message, rank, traceback_text, {rank: exit_code} if rank >= 0 else None)
+        super().__init__(message, rank, traceback_text)
         self.host = host
         self.exit_code = exit_code
         self.last_lines = tuple(last_lines)
         self.has_lost_task = has_lost_task
+        self.exit_codes = dict(exit_codes or ({rank: exit_code} if rank >= 0 else {}))
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (
-            *(self.args[0], self.rank, self.host, self.exit_code),
-            *(self.traceback_text, self.last_lines, self.has_lost_task),
+            *(self.args[0], self.rank, self.host, self.exit_code, self.traceback_text),
+            *(self.last_lines, self.has_lost_task, self.exit_codes),
         )
 
 

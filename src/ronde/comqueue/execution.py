@@ -220,9 +220,7 @@ def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> l
 
 def _is_loss(error: RemoteError) -> bool:
     """Return whether a signal killed the task, or a cluster lost it, instead of an exception or an exit."""
-    if isinstance(error, WorkerError):
-        return error.has_lost_task or error.exit_code < 0
-    return error.exit_codes.get(error.rank, 0) < 0
+    return isinstance(error, WorkerError) and (error.has_lost_task or error.exit_code < 0)
 
 
 def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:

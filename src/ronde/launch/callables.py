@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
-from ronde.errors import RemoteError, UsageError
+from ronde.errors import UsageError, WorkerError
 from ronde.launch.agent.agent import RunResult, run_agent
-from ronde.launch.calls import CallFiles, load_result, pack_call, read_error
+from ronde.launch.calls import CallFiles, load_result, pack_call, worker_error
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.templates.preload import LATER, WORTH_IT
 
@@ -66,7 +66,8 @@ def run(
         use_mpi: on a cluster, start the processes by Open MPI's `mpirun`, with MPI as their backend (default: false).
 
     Raises:
-        RemoteError: a rank failed: `.rank`, `.traceback_text`, `.exit_codes`. All ranks have ended.
+        WorkerError: a rank failed: `.rank`, `.host`, `.exit_code`, `.traceback_text`, `.last_lines`, and
+            `.exit_codes` of all that failed. All ranks have ended.
         UsageError: an argument is invalid, or the function cannot be sent to other processes.
     """
     if np < 1:
@@ -169,21 +170,18 @@ def _raise(result: RunResult, files: CallFiles) -> None:
     """Raise the exception that a failed job means for the caller."""
     failure = next(iter(result.failures.values()), None)
     if failure is not None:
-        raise _remote_error(result, failure, files)
+        raise _worker_error(result, failure, files)
     if result.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
     if result.exit_code in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[result.exit_code])  # as if the signal had come to this process
-    raise RemoteError(result.reason)
+    raise WorkerError(result.reason, exit_code=result.exit_code)
 
 
-def _remote_error(result: RunResult, failure: Failure, files: CallFiles) -> RemoteError:
-    message, text = failure.message, failure.details
-    ours = sorted(result.returncodes)
-    if failure.rank in ours and failure.exit_code == 1:
-        with files.open_result(ours.index(failure.rank)) as file:
-            if error := read_error(file):
-                exception, text = error
-                message = f"rank {failure.rank} (pid {failure.pid}) failed: {exception}"
+def _worker_error(result: RunResult, failure: Failure, files: CallFiles) -> WorkerError:
     codes = {rank: each.exit_code for rank, each in result.failures.items()}
-    return RemoteError(f"{message}\n\n{text.rstrip()}" if text else message, failure.rank, text, codes)
+    ours = sorted(result.returncodes)
+    if failure.rank not in ours:
+        return worker_error(failure, None, codes)
+    with files.open_result(ours.index(failure.rank)) as file:
+        return worker_error(failure, file, codes)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, BinaryIO
 
-from ronde.errors import RemoteError, UsageError
+from ronde.core.rendezvous.membership import Failure
+from ronde.errors import UsageError, WorkerError
 from ronde.launch.plan import INDEX_MACRO
 
-__all__ = ["CallFiles", "load_result", "pack_call", "pickler", "read_error"]
+__all__ = ["CallFiles", "load_result", "pack_call", "pickler", "worker_error"]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "callable_worker.py")
 _LIKE_THE_CALLER = ("sys_path", "sys_argv", "dir", "orig_dir")
@@ -94,18 +95,46 @@ def pack_call(
 
 
 def load_result(file: BinaryIO, rank: int) -> Any:
-    """Return the result of the worker of that rank. Raises RemoteError if it left none, or one that is unreadable."""
+    """Return the result of the worker of that rank. Raises WorkerError if it left none, or one that is unreadable."""
     if file.read(1) != b"R":
-        raise RemoteError(f"rank {rank} ended without a result: the function must return, not exit", rank)
+        raise WorkerError(f"rank {rank} ended without a result: the function must return, not exit", rank)
     try:
         return pickle.load(file)
     except Exception as error:
-        raise RemoteError(
+        raise WorkerError(
             f"the result of rank {rank} cannot be read here: {type(error).__name__}: {error}", rank
         ) from error
 
 
-def read_error(file: BinaryIO) -> tuple[str, str] | None:
+def worker_error(
+    failure: Failure,
+    result: BinaryIO | None,
+    exit_codes: Mapping[int, int] | None = None,
+    place: str = "",
+) -> WorkerError:
+    """Return the error of a job that a worker's failure has ended. `place`: what its message says about the host.
+
+    `result`: the file in which the worker has left its exception, if it has; None: there is no such file. A worker that
+    is killed before it can write one has perhaps printed its traceback.
+    """
+    message = f"{failure.message}{place}"
+    traceback = failure.details if failure.details.startswith("Traceback (") else ""
+    if failure.exit_code == 1 and result is not None and (error := _read_error(result)):
+        exception, traceback = error
+        message = f"rank {failure.rank} (pid {failure.pid}){place} failed: {exception}"
+    details = traceback or failure.details
+    return WorkerError(
+        f"{message}\n\n{details.rstrip()}" if details else message,
+        rank=failure.rank,
+        host=failure.host,
+        exit_code=failure.exit_code,
+        traceback_text=traceback,
+        last_lines=failure.details.splitlines(),
+        exit_codes=exit_codes,
+    )
+
+
+def _read_error(file: BinaryIO) -> tuple[str, str] | None:
     """Return the texts of the exception that ended a worker's call, and of its traceback; None if none did."""
     if file.read(1) != b"E":
         return None

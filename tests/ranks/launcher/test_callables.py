@@ -24,6 +24,7 @@ import ronde
 from ronde.cli import main
 from ronde.launch.callables import ElasticLaunch
 from ronde.launch.config import LaunchConfig, WorkerSpec
+from ronde.net.host import host_name
 
 HANGING_S = 100
 needs_cloudpickle = pytest.mark.skipif(
@@ -101,10 +102,11 @@ def test_big_results() -> None:
 
 def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
-        ronde.RemoteError, match=r"rank 1 \(pid \d+\) failed: ValueError: the cause"
+        ronde.WorkerError, match=r"rank 1 \(pid \d+\) failed: ValueError: the cause"
     ) as caught:
         ronde.run(functions.raises_on, (1,), np=2)
-    assert caught.value.rank == 1
+    assert (caught.value.rank, caught.value.exit_code, caught.value.host) == (1, 1, host_name())
+    assert caught.value.last_lines[-1] == "ValueError: the cause"
     first, *_, last = caught.value.traceback_text.splitlines()
     assert (first, last) == ("Traceback (most recent call last):", "ValueError: the cause")
     assert "in raises_on" in caught.value.traceback_text
@@ -115,13 +117,14 @@ def test_the_first_failure_is_raised_with_its_traceback(capfd: pytest.CaptureFix
 
 @pytest.mark.slow
 def test_a_killed_worker_is_named() -> None:
-    with pytest.raises(ronde.RemoteError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL") as caught:
+    with pytest.raises(ronde.WorkerError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL") as caught:
         ronde.run(functions.dies_on, (0,), np=2)
-    assert (caught.value.rank, caught.value.exit_codes) == (0, {0: -9})
+    assert (caught.value.rank, caught.value.exit_code) == (0, -signal.SIGKILL)
+    assert (caught.value.exit_codes, caught.value.traceback_text) == ({0: -signal.SIGKILL}, "")
 
 
 def test_all_that_failed_are_known_by_their_codes(tmp_path: Path) -> None:
-    with pytest.raises(ronde.RemoteError) as caught:
+    with pytest.raises(ronde.WorkerError) as caught:
         ronde.run(functions.exit_together, (str(tmp_path),), np=3)
     assert caught.value.exit_codes == {0: 10, 1: 11, 2: 12}
     assert pickle.loads(pickle.dumps(caught.value)).exit_codes == caught.value.exit_codes
@@ -129,18 +132,18 @@ def test_all_that_failed_are_known_by_their_codes(tmp_path: Path) -> None:
 
 def test_a_worker_that_exits_has_no_result() -> None:
     with pytest.raises(
-        ronde.RemoteError, match="rank 0 ended without a result: the function must return, not exit"
+        ronde.WorkerError, match="rank 0 ended without a result: the function must return, not exit"
     ):
         ronde.run(functions.leaves)
 
 
 def test_results_that_cannot_be_sent_or_read() -> None:
     with pytest.raises(
-        ronde.RemoteError, match="the result, of type generator, cannot be sent to the caller: "
+        ronde.WorkerError, match="the result, of type generator, cannot be sent to the caller: "
     ):
         ronde.run(functions.cannot_be_sent)
     with pytest.raises(
-        ronde.RemoteError, match="the result of rank 0 cannot be read here: ValueError: invalid literal"
+        ronde.WorkerError, match="the result of rank 0 cannot be read here: ValueError: invalid literal"
     ):
         ronde.run(functions.Unreadable)
 

@@ -13,8 +13,8 @@ from typing import Any, NoReturn, TextIO
 
 from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
-from ronde.errors import RemoteError, TimeoutError, UsageError, WorkerError
-from ronde.launch.calls import load_result, pack_call, read_error
+from ronde.errors import TimeoutError, UsageError, WorkerError
+from ronde.launch.calls import load_result, pack_call, worker_error
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.ssh import settings_that_travel
 from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerSpec
@@ -244,10 +244,7 @@ def _results(store: Store, least: int, most: int) -> list[Any]:
         if file is None:
             raise WorkerError(f"rank {rank} ended without a result: its agent could not send it", rank)
         with file:
-            try:
-                results.append(load_result(file, rank))
-            except RemoteError as error:
-                raise WorkerError(str(error), rank) from error.__cause__
+            results.append(load_result(file, rank))
     return results
 
 
@@ -265,20 +262,8 @@ def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
 
 
 def _worker_error(failure: Failure, store: Store) -> WorkerError:
-    message = f"{failure.message} on {failure.host}"
-    # If the agent was killed before it could send the result, as by mpirun, this is all that has come.
-    traceback = failure.details if failure.details.startswith("Traceback (") else ""
-    if failure.exit_code == 1 and (file := fetch_result(store, failure.rank)):
-        with file:
-            if error := read_error(file):
-                exception, traceback = error
-                message = f"rank {failure.rank} (pid {failure.pid}) on {failure.host} failed: {exception}"
-    details = traceback or failure.details
-    return WorkerError(
-        f"{message}\n\n{details.rstrip()}" if details else message,
-        rank=failure.rank,
-        host=failure.host,
-        exit_code=failure.exit_code,
-        traceback_text=traceback,
-        last_lines=failure.details.splitlines(),
-    )
+    with ExitStack() as stack:
+        file = fetch_result(store, failure.rank) if failure.exit_code == 1 else None
+        if file is not None:
+            stack.enter_context(file)
+        return worker_error(failure, file, place=f" on {failure.host}")

@@ -60,7 +60,7 @@ def run(
 ) -> list[R]:
     """Call `func(*args, **kwargs)` in `num_proc` (or `np`) processes of this machine; return the results by rank.
 
-    Raises RemoteError, which is a RuntimeError, if one fails, and UsageError, which is a ValueError, for what only
+    Raises WorkerError, which is a RuntimeError, if one fails, and UsageError, which is a ValueError, for what only
     Horovod can do: other machines, which `ronde run -H` reaches, and numbers of processes that change.
     """
     given = locals()
