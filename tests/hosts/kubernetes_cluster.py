@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +28,7 @@ from ronde.testing.hosts import Hosts
 MARK = "TEST_RUN_OF_RONDE"
 TURN_S = 0.02
 PATIENCE_S = 120.0  # against hanging only
+TERMINATION_GRACE_S = 10.0  # Kubernetes waits 30 s from SIGTERM to SIGKILL
 DOMAIN = "svc.cluster.local"
 SUFFIX = "x7k2p"  # Kubernetes chooses five letters
 
@@ -97,6 +98,7 @@ class Pod:
         self.name = f"{self.host_name}-{SUFFIX}{number}"
         self.is_evicted = False
         self.ended: str | None = None  # when
+        self._killed_at: float | None = None  # when a Pod that was asked to end is killed
         self._template = spec["template"]["spec"]
         self.hosts_file = cluster.place / f"{self.name}.hosts"
         self.hosts_file.touch()
@@ -148,6 +150,39 @@ class Pod:
             raise ProcessLookupError(self.name)
         return int(children[0])
 
+    def stop(self) -> None:
+        """Ask it to end, as Kubernetes does when it deletes a Pod; call it until the Pod has ended.
+
+        The first process of a container ignores SIGTERM until it handles it.
+        """
+        if self.process.poll() is not None:
+            return
+        if self._killed_at is None:
+            self._killed_at = time.monotonic() + TERMINATION_GRACE_S
+            self.ended = now()
+            with contextlib.suppress(OSError):  # it has just ended
+                os.kill(self.first_process(), signal.SIGTERM)
+        elif time.monotonic() >= self._killed_at:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill all its processes.
+
+        `unshare` dies with its child only once it has asked for that, so it is stopped first and its child killed.
+        """
+        if self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGSTOP)
+        while self._state() not in "TZ":
+            time.sleep(0.001)
+        with contextlib.suppress(OSError):  # it has none yet, or none any more
+            os.kill(self.first_process(), signal.SIGKILL)
+        self.process.kill()
+
+    def _state(self) -> str:
+        """Return the letter by which Linux describes the state of its process."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2][0]
+
     def status(self) -> Any:
         """Return the Pod as Kubernetes describes it."""
         code = self.process.poll()
@@ -197,7 +232,7 @@ class KubernetesCluster:
         self._is_closing = True
         self._thread.join()
         for pod in self.pods:
-            pod.process.kill()
+            pod.kill()
             pod.process.wait()
         if self.error:
             raise self.error
@@ -278,8 +313,7 @@ class KubernetesCluster:
                     end = end or {"type": "Deleted"}
                 elif end is None:
                     end = self._judge(self._reconcile(self.job()[2]))
-                if end:
-                    self._stop_pods()
+                self._stop_pods(self.pods if end else self.pods[: self._first])
                 self._publish(end)
                 time.sleep(TURN_S)
         except BaseException as error:
@@ -300,7 +334,6 @@ class KubernetesCluster:
         assert rule["action"] == "FailJobSet"
         if end["reason"] in rule["onJobFailureReasons"] or self.restarts == policy["maxRestarts"]:
             return {**end, "reason": "FailedJobs"}
-        self._stop_pods()
         self.restarts, self._first = self.restarts + 1, len(self.pods)
         return None
 
@@ -351,12 +384,9 @@ class KubernetesCluster:
             others = "".join(line for index, line in lines.items() if index != pod.index)
             pod.hosts_file.write_text(f"127.0.0.1\tlocalhost\n{own}{others}")
 
-    def _stop_pods(self) -> None:
-        for pod in self.pods:
-            if pod.process.poll() is None and pod.ended is None:
-                pod.ended = now()
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pod.first_process(), signal.SIGTERM)
+    def _stop_pods(self, pods: Sequence[Pod]) -> None:
+        for pod in pods:
+            pod.stop()
 
     def _publish(self, end: Any) -> None:
         """Write what `kubectl get` answers; the job ends when all Pods have."""

@@ -61,7 +61,12 @@ def cluster(tmp_path: Path) -> Iterator[KubernetesCluster]:
 
 
 def finish(job: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = job.communicate(timeout=PATIENCE_S)
+    try:
+        out, err = job.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        out, err = job.communicate()
+        pytest.fail(f"the job did not end within {PATIENCE_S:.0f} s:\n{out}\n{err}")
     return job.returncode, out, err
 
 
@@ -109,7 +114,7 @@ def test_lost_pods_are_replaced(cluster: KubernetesCluster) -> None:
     own = Path(f"/proc/{cluster.pod(1).first_process()}")
     assert key not in (own / "environ").read_text() + (own / "cmdline").read_text()
 
-    cluster.pod(1).process.kill()
+    cluster.pod(1).kill()
     await_lines(cluster, "of 2 reduces", 4)
     cluster.evict(cluster.pod(0))
     await_lines(cluster, "of 2 reduces", 6)
@@ -123,7 +128,7 @@ def test_lost_pods_are_replaced(cluster: KubernetesCluster) -> None:
 def test_no_pod_is_replaced_once_pods_have_come_and_gone_too_often(cluster: KubernetesCluster) -> None:
     job = cluster.submit("--nnodes", "2", "--reset-limit", "0", *SOON, "stay.py")
     await_lines(cluster, "of 2 reduces", 2)
-    cluster.pod(1).process.kill()
+    cluster.pod(1).kill()
     code, out, err = finish(job)
     assert code == 1, out + err
     assert "the nodes may change 0 times only" in out
@@ -136,7 +141,7 @@ def test_a_job_set_starts_all_pods_again_when_one_was_lost_too_often(cluster: Ku
     job = cluster.submit("--kubernetes-kind", "jobset", "--nnodes", "2", *SOON, "stay.py")
     await_lines(cluster, "of 2 reduces", 2)
     for losses in range(1, 5):
-        cluster.pod(1).process.kill()
+        cluster.pod(1).kill()
         await_pods(cluster, 2 + losses + (losses == 4))
     await_lines(cluster, "of 2 reduces", 4)
     (cluster.image / "done").touch()
