@@ -179,7 +179,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     there = pids()
     kinds: dict[str, Callable[[], Counter[str]]] = {
         "processes": lambda: processes(pids() - there),
-        "in /dev/shm": lambda: names_in("/dev/shm"),
+        "in /dev/shm": shared_memory,
         "network namespaces": lambda: hosts_in("/run/netns"),
         "network interfaces": lambda: hosts_in("/sys/class/net"),
         "open files": open_files,
@@ -206,22 +206,38 @@ def pids() -> set[int]:
 
 def processes(among: Iterable[int]) -> Counter[str]:
     """Return the living or unreaped processes that this one or a test started, as "pid command"."""
-    mark = f"{MARK_NAME}={MARK_VALUE}".encode()
     found: Counter[str] = Counter()
     for folder in (Path(f"/proc/{pid}") for pid in among if pid != tracker_of("_pid")):
         try:
             # "pid (command) state parent ...", where the command may contain anything
             command, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
             is_child = int(rest.split()[1]) == os.getpid()
-            if is_child or mark in (folder / "environ").read_bytes().split(b"\0"):
+            if is_child or is_of_this_run(folder):
                 found[f"{folder.name} {command}"] += 1
         except OSError:
             continue  # it ended while we looked, or is somebody else's
     return found
 
 
-def names_in(folder: str) -> Counter[str]:
-    return Counter(path.name for path in Path(folder).glob("*"))
+def is_of_this_run(process: Path) -> bool:
+    """Whether this process, or a test of it, has started the one with that directory in /proc."""
+    return f"{MARK_NAME}={MARK_VALUE}".encode() in (process / "environ").read_bytes().split(b"\0")
+
+
+def shared_memory() -> Counter[str]:
+    """Return the names in /dev/shm, but for those of processes that another process's tests have started."""
+    return Counter(path.name for path in Path("/dev/shm").glob("*") if not belongs_to_another_run(path.name))
+
+
+def belongs_to_another_run(name: str) -> bool:
+    """Whether the name tells of a living process (`ronde.launch.mpi.guarded_folder`) that no test of this one started."""
+    match = re.match(r"ronde-mpi-(\d+)-", name)
+    if not match or int(match[1]) == os.getpid():
+        return False
+    try:
+        return not is_of_this_run(Path("/proc", match[1]))
+    except OSError:
+        return False  # it has ended and should have removed it
 
 
 def hosts_in(folder: str) -> Counter[str]:

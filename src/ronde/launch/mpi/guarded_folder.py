@@ -18,10 +18,11 @@ __all__ = ["guarded_folder"]
 def guarded_folder(parent: str | None = None) -> Iterator[tuple[Path, Guard]]:
     """Yield a new directory that only this user may enter, and the guard that removes it if this process is killed.
 
-    `parent`: where; None, or if it cannot be written to: among the temporary files.
+    Its name contains the id of this process. `parent`: where; None, or if it cannot be written to: among the
+    temporary files.
     """
     place = parent if parent is not None and os.access(parent, os.W_OK | os.X_OK) else None
-    folder = tempfile.mkdtemp(prefix="ronde-mpi-", dir=place)
+    folder = tempfile.mkdtemp(prefix=f"ronde-mpi-{os.getpid()}-", dir=place)
     guard = Guard(folder)
     try:
         yield Path(folder), guard
