@@ -230,7 +230,7 @@ def shared_memory() -> Counter[str]:
 
 
 def belongs_to_another_run(name: str) -> bool:
-    """Whether the name tells of a living process (`ronde.launch.mpi.guarded_folder`) that no test of this one started."""
+    """Whether the name has the id of a living process (`guarded_folder`) that no test of this one started."""
     match = re.match(r"ronde-mpi-(\d+)-", name)
     if not match or int(match[1]) == os.getpid():
         return False
