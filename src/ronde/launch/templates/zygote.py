@@ -40,6 +40,10 @@ from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 MOST_KEPT = 249  # Linux passes 253 descriptors at once
+# Variables by which a library starts no thread when it is imported.
+WITHOUT_THREADS = {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false"
+}  # PyArrow's allocator returns memory by itself
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -51,6 +55,8 @@ def folder_of(command: list[str]) -> str:
 def import_modules(wanted: str, command: list[str]) -> str:
     """Import the modules; return a summary."""
     started = time.monotonic()
+    for name, value in WITHOUT_THREADS.items():  # a worker gets the variables of its request
+        os.environ.setdefault(name, value)
     if wanted != "?":
         names = wanted.split(",")
     elif command[0] == "-m":
@@ -81,9 +87,8 @@ def why_unfit() -> str:
     if not trial:
         os._exit(0)
     os.waitpid(trial, 0)
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        return f"the imports have started {threads - 1} threads, which a worker would lack"
+    if threads := _further_threads():
+        return f"the imports have started threads, which a worker would lack: {', '.join(threads)}"
     if signal.set_wakeup_fd(-1) != -1:
         return "the imports have set a wakeup descriptor for signals, which all workers would share"
     try:
@@ -91,6 +96,18 @@ def why_unfit() -> str:
     except ChildProcessError:
         return ""
     return "the imports have started a process"
+
+
+def _further_threads() -> list[str]:
+    """Return the names of the threads beside this one."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                names += [file.read().strip()] if int(thread) != os.getpid() else []
+        except OSError:
+            pass  # it has just ended
+    return names
 
 
 class Zygote:
