@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ronde.ml.linear.linear_regression import LinearRegression
     from ronde.ml.linear.linear_svc import LinearSVC
     from ronde.ml.linear.logistic_regression import LogisticRegression
+    from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.linear.ridge import Ridge
     from ronde.ml.minibatch_kmeans import MiniBatchKMeans
     from ronde.ml.saving import load
@@ -36,6 +37,7 @@ __all__ = [
     "LinearSVC",
     "LogisticRegression",
     "MiniBatchKMeans",
+    "Perceptron",
     "Ridge",
     "load",
 ]
@@ -49,6 +51,7 @@ ESTIMATORS = {
     "LinearSVC": "ronde.ml.linear.linear_svc",
     "LogisticRegression": "ronde.ml.linear.logistic_regression",
     "MiniBatchKMeans": "ronde.ml.minibatch_kmeans",
+    "Perceptron": "ronde.ml.linear.perceptron",
     "Ridge": "ronde.ml.linear.ridge",
 }
 

@@ -28,6 +28,7 @@ MODELS = [
         for model, y in (
             (ronde.ml.Lasso(alpha=0.1), Y),
             (ronde.ml.LinearSVC(max_iter=10), THREE),
+            (ronde.ml.Perceptron(max_iter=10), THREE),
         )
     ),
 ]

@@ -92,6 +92,20 @@ def test_badly_scaled_columns_are_no_harder() -> None:
     np.testing.assert_allclose(ours.coef_ * scales, theirs.coef_, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["Lasso", "ElasticNet"])
+def test_means_and_scales_of_columns_do_not_add_steps(kind: str) -> None:
+    scales = 10.0 ** np.linspace(-2, 2, 8)
+    rows = (X + 1000) * scales
+    for each in (rows, csr_array(rows)):
+        ours = getattr(ronde.ml, kind)(alpha=0.1, tol=1e-8).fit(each, Y, WEIGHTS)
+        theirs = getattr(sklearn.linear_model, kind)(alpha=0.1, tol=1e-14, max_iter=100_000)
+        theirs.fit(rows, Y, WEIGHTS)
+        assert ours.n_iter_ < 20
+        assert (ours.coef_ == 0).any()
+        assert ((ours.coef_ == 0) == (theirs.coef_ == 0)).all()
+        np.testing.assert_allclose(ours.coef_ * scales, theirs.coef_ * scales, atol=1e-6)
+
+
 def test_many_columns_take_another_way_to_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ridge = ronde.ml.Ridge(alpha=3.0, tol=1e-9)
     few = ridge.fit(X, TARGETS["two outputs"]).coef_

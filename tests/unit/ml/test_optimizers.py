@@ -54,7 +54,7 @@ def full_objective(objective: LinearObjective, data: dict[str, Array], w: Array)
     """Return value and gradient of what the optimizers minimize, from the formula in the docstring of Objective."""
     block = SimpleNamespace(**data)
     loss, gradient = objective.loss_and_gradient(block, w)
-    weight, mask = data["sample_weight"].sum(), objective.penalized(w)
+    weight, mask = data["sample_weight"].sum(), objective.penalty_factors(w)
     return loss / weight + objective.l2 * np.sum(mask * w**2), gradient / weight + 2 * objective.l2 * mask * w
 
 

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from sklearn.utils._param_validation import Interval
 
 from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.linear.column_scaling import column_scaling
 from ronde.ml.linear.linear_model import LinearRegressor, float_targets, split_weights
+from ronde.ml.linear.standardized_objective import StandardizedObjective
 from ronde.ml.losses import SquaredLoss
 from ronde.ml.optimizers import OWLQN, LinearObjective
 from ronde.ml.training_data import training_data
 
-__all__ = ["ElasticNet", "fit_elastic_net"]
+__all__ = ["ElasticNet"]
 
 Array = NDArray[Any]
 
@@ -26,14 +28,15 @@ class ElasticNet(LinearRegressor):
 
         mean over rows of (prediction - y)^2 / 2  +  alpha * l1_ratio * |w|_1  +  alpha * (1 - l1_ratio) / 2 * |w|_2^2
 
-    The mean is a weighted one. The optimizer is OWL-QN, so scale the columns of X alike.
+    The mean is a weighted one. The optimizer, OWL-QN, works with centered columns of variance 1, for which it needs no
+    copy of X: so their means and scales have little effect on the number of steps.
 
     Args:
         alpha: The factor of both penalties. The intercept is not penalized.
         l1_ratio: The part of the first penalty, 0 to 1.
         fit_intercept: Whether there is an intercept.
         max_iter: The largest number of steps.
-        tol: The largest component of the gradient at which the fit ends.
+        tol: The largest component of the gradient by coefficients of such columns at which the fit ends.
         warm_start: Whether a second fit starts from the coefficients of the first.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
@@ -84,33 +87,34 @@ class ElasticNet(LinearRegressor):
             ValueError: The arguments do not fit together, or contain NaN or infinity.
             RemoteError: A task failed.
         """
-        fit_elastic_net(self, X, y, sample_weight, self.l1_ratio)
+        data = training_data(self, X, y, sample_weight, accept_sparse="csr", y_numeric=True).mapped(
+            float_targets
+        )
+        scaling = column_scaling(data, self.fit_intercept, self.on)
+        penalized = LinearObjective(
+            SquaredLoss(),
+            l1=self.alpha * self.l1_ratio,
+            l2=self.alpha * (1 - self.l1_ratio) / 2,
+            fit_intercept=self.fit_intercept,
+        )
+        start = np.zeros(data.num_features + self.fit_intercept)
+        if self.warm_start and hasattr(self, "coef_"):
+            start[: data.num_features] = self.coef_
+            start[data.num_features :] = self.intercept_
+
+        def attributes_of(w: Array) -> Mapping[str, Any]:
+            coef, intercept = split_weights(scaling.for_rows(w), self.fit_intercept, data.dtype)
+            return {"coef_": coef, "intercept_": float(intercept)}
+
+        progress = self._progress(self.max_iter, data.for_callbacks)
+        result = self._minimize(
+            OWLQN(self.max_iter, self.tol),
+            StandardizedObjective(penalized, scaling),
+            data,
+            scaling.for_columns(start),
+            progress,
+            attributes_of,
+        )
+        self._set({**attributes_of(result.w), "n_iter_": max(1, result.n_iter)})
+        self._end_fit(progress, result.history)
         return self
-
-
-def fit_elastic_net(model: Any, X: Any, y: Any, sample_weight: Any, l1_ratio: float) -> None:
-    """Set the fitted attributes of an ElasticNet or a Lasso."""
-    data = training_data(model, X, y, sample_weight, accept_sparse="csr", y_numeric=True).mapped(
-        float_targets
-    )
-    objective = LinearObjective(
-        SquaredLoss(),
-        l1=model.alpha * l1_ratio,
-        l2=model.alpha * (1 - l1_ratio) / 2,
-        fit_intercept=model.fit_intercept,
-    )
-    start = np.zeros(data.num_features + model.fit_intercept)
-    if model.warm_start and hasattr(model, "coef_"):
-        start[: data.num_features] = model.coef_
-        start[data.num_features :] = model.intercept_
-
-    def attributes_of(w: Array) -> Mapping[str, Any]:
-        coef, intercept = split_weights(w, model.fit_intercept, data.dtype)
-        return {"coef_": coef, "intercept_": float(intercept)}
-
-    progress = model._progress(model.max_iter, data.for_callbacks)
-    result = model._minimize(
-        OWLQN(model.max_iter, model.tol), objective, data, start, progress, attributes_of
-    )
-    model._set({**attributes_of(result.w), "n_iter_": max(1, result.n_iter)})
-    model._end_fit(progress, result.history)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from ronde.ml.base import fitting
-from ronde.ml.linear.elastic_net import ElasticNet, fit_elastic_net
-from ronde.ml.linear.linear_model import LinearRegressor
+from ronde.ml.linear.elastic_net import ElasticNet
 
 __all__ = ["Lasso"]
 
 
-class Lasso(LinearRegressor):
+class Lasso(ElasticNet):
     """Least squares with a penalty that makes coefficients exactly 0.
 
         mean over rows of (prediction - y)^2 / 2  +  alpha * |w|_1
 
-    The mean is a weighted one. The optimizer is OWL-QN, so scale the columns of X alike.
+    It is `ElasticNet` with `l1_ratio=1`. The mean is a weighted one.
 
     Args:
         alpha: The factor of the penalty. The intercept is not penalized.
         fit_intercept: Whether there is an intercept.
         max_iter: The largest number of steps.
-        tol: The largest component of the gradient at which the fit ends.
+        tol: As of `ElasticNet`.
         warm_start: Whether a second fit starts from the coefficients of the first.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
@@ -40,6 +38,8 @@ class Lasso(LinearRegressor):
         if name != "l1_ratio"
     }
 
+    l1_ratio = 1.0  # no parameter here
+
     def __init__(
         self,
         alpha: float = 1.0,
@@ -54,19 +54,3 @@ class Lasso(LinearRegressor):
         self.alpha, self.fit_intercept = alpha, fit_intercept
         self.max_iter, self.tol, self.warm_start = max_iter, tol, warm_start
         self.on, self.verbose = on, verbose
-
-    @fitting
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Fit the model; return it.
-
-        Args:
-            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
-            y: Shape (rows,).
-            sample_weight: Shape (rows,), not negative (None: 1 for each row).
-
-        Raises:
-            ValueError: The arguments do not fit together, or contain NaN or infinity.
-            RemoteError: A task failed.
-        """
-        fit_elastic_net(self, X, y, sample_weight, l1_ratio=1.0)
-        return self

@@ -18,7 +18,14 @@ from ronde.ml.progress import Progress
 from ronde.ml.tasks import place_of
 from ronde.ml.training_data import FLOATS, TrainingData
 
-__all__ = ["LinearClassifier", "LinearModel", "LinearRegressor", "float_targets", "split_weights"]
+__all__ = [
+    "FitReport",
+    "LinearClassifier",
+    "LinearModel",
+    "LinearRegressor",
+    "float_targets",
+    "split_weights",
+]
 
 Array = NDArray[Any]
 
@@ -64,7 +71,7 @@ class LinearModel(DistributedEstimator):
             data.rows,
             start,
             on=place_of(self.on, data.size),
-            report=_Report(progress, attributes_of),
+            report=FitReport(progress, attributes_of),
         )
         if warns and not result.converged and result.reason != "report":
             warnings.warn(
@@ -127,17 +134,17 @@ class LinearClassifier(ClassifierMixin, LinearModel):
         return predicted
 
 
-class _Report:
+class FitReport:
     """Tells the progress of a fit the weights as attributes of the estimator. Travels to the tasks."""
 
     def __init__(self, progress: Progress, attributes_of: Callable[[Array], Mapping[str, Any]]) -> None:
         self._progress, self._attributes_of = progress, attributes_of
 
-    def __deepcopy__(self, memo: object) -> _Report:
+    def __deepcopy__(self, memo: object) -> FitReport:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Report, (self._progress, dict)
+        return FitReport, (self._progress, dict)
 
     def __call__(self, record: Mapping[str, Any], w: Array) -> bool:
         return self._progress(record, lambda: self._attributes_of(w))

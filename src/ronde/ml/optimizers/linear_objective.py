@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ronde.ml.losses import Loss
 from ronde.ml.optimizers.objective import Objective
 
-__all__ = ["LinearObjective"]
+__all__ = ["LinearObjective", "RowChunk", "row_chunks"]
 
 CHUNK_BYTES = 512 << 10
 
@@ -45,24 +45,24 @@ class LinearObjective(Objective):
 
     def loss_and_gradient(self, block: Any, w: Array) -> tuple[float, Array]:
         total, gradient = 0.0, np.zeros(w.shape)
-        for chunk in _chunks(block):
-            values, slopes = self.loss.values_and_slopes(chunk.y, self._scores(chunk.X, w))
+        for chunk in row_chunks(block):
+            values, slopes = self.loss.values_and_slopes(chunk.y, self.scores(chunk.X, w))
             total += chunk.sum(values)
-            self._add_gradient(gradient, chunk.X, chunk.weighted(slopes))
+            self.add_gradient(gradient, chunk.X, chunk.weighted(slopes))
         return total, gradient
 
     def losses(self, block: Any, points: Array) -> Array:
         totals = np.zeros(len(points))
-        for chunk in _chunks(block):
+        for chunk in row_chunks(block):
             for number, point in enumerate(points):
-                totals[number] += chunk.sum(self.loss.values(chunk.y, self._scores(chunk.X, point)))
+                totals[number] += chunk.sum(self.loss.values(chunk.y, self.scores(chunk.X, point)))
         return totals
 
     def total_weight(self, block: Any) -> float:
         weights = getattr(block, "sample_weight", None)
         return float(block.X.shape[0] if weights is None else np.sum(weights, dtype=np.float64))
 
-    def penalized(self, w: Array) -> Array:
+    def penalty_factors(self, w: Array) -> Array:
         mask = np.ones_like(w)
         if self.fit_intercept:
             mask[..., -1] = 0
@@ -72,8 +72,8 @@ class LinearObjective(Objective):
         features = w.shape[-1]
         outputs = w.size // features
         result = np.zeros((outputs, features, outputs, features))
-        for chunk in _chunks(block):
-            scores = self._scores(chunk.X, w)
+        for chunk in row_chunks(block):
+            scores = self.scores(chunk.X, w)
             for one in range(outputs):
                 direction = np.zeros_like(scores)
                 direction.reshape(len(scores), outputs)[:, one] = 1
@@ -84,13 +84,13 @@ class LinearObjective(Objective):
 
     def hessian_product(self, block: Any, w: Array, direction: Array) -> Array:
         result = np.zeros(w.shape)
-        for chunk in _chunks(block):
-            scores, along = self._scores(chunk.X, w), self._scores(chunk.X, direction)
+        for chunk in row_chunks(block):
+            scores, along = self.scores(chunk.X, w), self.scores(chunk.X, direction)
             product = self.loss.curvature_product(chunk.y, scores, along)
-            self._add_gradient(result, chunk.X, chunk.weighted(product))
+            self.add_gradient(result, chunk.X, chunk.weighted(product))
         return result
 
-    def _scores(self, X: Any, w: Array) -> Array:
+    def scores(self, X: Any, w: Array) -> Array:
         """Return the predictions, shape (rows,) or (rows, outputs)."""
         factors = w[..., :-1] if self.fit_intercept else w
         scores: Array = np.asarray(X @ factors.T.astype(X.dtype, copy=False), dtype=np.float64)
@@ -98,7 +98,7 @@ class LinearObjective(Objective):
             scores += w[..., -1]
         return scores
 
-    def _add_gradient(self, gradient: Array, X: Any, slopes: Array) -> None:
+    def add_gradient(self, gradient: Array, X: Any, slopes: Array) -> None:
         """Add the gradient of a sum by w, whose derivatives by the scores are `slopes`."""
         by_factors = (X.T @ slopes.astype(X.dtype, copy=False)).T
         if self.fit_intercept:
@@ -119,7 +119,7 @@ class LinearObjective(Objective):
         return np.block([[gram, border], [border.T, factors.sum()]])
 
 
-class _Chunk(NamedTuple):
+class RowChunk(NamedTuple):
     """Some rows of a block."""
 
     X: Any
@@ -127,15 +127,17 @@ class _Chunk(NamedTuple):
     weights: Array | None
 
     def sum(self, values: Array) -> float:
+        """Return the weighted sum of numbers of the rows."""
         return float(values.sum() if self.weights is None else self.weights @ values)
 
     def weighted(self, slopes: Array) -> Array:
+        """Return the slopes of the rows, each times its weight."""
         if self.weights is None:
             return slopes
         return slopes * (self.weights if slopes.ndim == 1 else self.weights[:, None])
 
 
-def _chunks(block: Any) -> Iterator[_Chunk]:
+def row_chunks(block: Any) -> Iterator[RowChunk]:
     """Yield the rows of a block in chunks that depend only on its shape. A sparse block is one chunk."""
     X, y, weights = block.X, block.y, getattr(block, "sample_weight", None)
     rows = X.shape[0]
@@ -144,4 +146,4 @@ def _chunks(block: Any) -> Iterator[_Chunk]:
         size = max(64, CHUNK_BYTES // max(1, X.shape[1] * X.itemsize))
     for begin in range(0, rows, size):
         part = slice(begin, begin + size)
-        yield _Chunk(X[part], y[part], None if weights is None else weights[part])
+        yield RowChunk(X[part], y[part], None if weights is None else weights[part])

@@ -27,9 +27,9 @@ class Objective(ABC):
 
     The optimizers minimize
 
-        sum of the rows' losses / sum of the rows' weights + l1 * sum |w_j| + l2 * sum w_j^2
+        sum of the rows' losses / sum of the rows' weights + l1 * sum |f_j w_j| + l2 * sum (f_j w_j)^2
 
-    where the penalties are over the weights that `penalized` marks. A block has consecutive rows of the data: an array,
+    where the factors f are those of `penalty_factors`, usually 1. A block has consecutive rows of the data: an array,
     or for data given as a dict its arrays as attributes. Objects of the class travel to the tasks, by pickle.
 
     Attributes:
@@ -79,11 +79,14 @@ class Objective(ABC):
         rows = next(iter(vars(block).values())) if isinstance(block, SimpleNamespace) else block
         return float(rows.shape[0] if hasattr(rows, "shape") else len(rows))
 
-    def penalized(self, w: Array) -> Array:
-        """Return an array of the shape of w: 1 where the penalties count, 0 elsewhere, as for an intercept.
+    def penalty_factors(self, w: Array) -> Array:
+        """Return the factors of the weights in the penalties, not negative: 1, and 0 for an intercept.
 
         Args:
             w: The weights.
+
+        Returns:
+            An array of the shape of w.
 
         Raises:
             Exception: As of `loss_and_gradient`.

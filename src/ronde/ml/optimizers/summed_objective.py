@@ -58,14 +58,13 @@ class SummedObjective:
     def hessian(self, w: Array) -> Array:
         """Return the second derivatives of all but the penalty l1, shape (w.size, w.size)."""
         total = self._c.sum_blocks(lambda block: self._objective.hessian(block, w)) / self.total_weight
-        total[np.diag_indices(w.size)] += 2 * self._objective.l2 * self._objective.penalized(w).ravel()
+        total[np.diag_indices(w.size)] += self._penalty_curvature(w).ravel()
         return np.asarray(total)
 
     def hessian_product(self, w: Array, direction: Array) -> Array:
         """Return the product of these second derivatives with a direction."""
         total = self._c.sum_blocks(lambda block: self._objective.hessian_product(block, w, direction))
-        curvature = 2 * self._objective.l2 * self._objective.penalized(w)
-        return np.asarray(total / self.total_weight + curvature * direction)
+        return np.asarray(total / self.total_weight + self._penalty_curvature(w) * direction)
 
     def batch_loss_and_gradient(self, w: Array, rows_of: Callable[[int, int], Array]) -> tuple[float, Array]:
         """Return `loss_and_gradient` of some rows instead of all.
@@ -86,8 +85,8 @@ class SummedObjective:
         return self._penalized(loss, gradient, weight, w)
 
     def l1_factors(self, w: Array) -> Array:
-        """Return l1 for each weight: 0 where no penalty counts."""
-        return self._objective.l1 * self._objective.penalized(w)
+        """Return the factor of the absolute value of each weight: 0 where no penalty counts."""
+        return self._objective.l1 * self._objective.penalty_factors(w)
 
     def _block_loss_and_gradient(self, block: Any, w: Array) -> tuple[float, Array]:
         loss, gradient = self._objective.loss_and_gradient(block, w)
@@ -100,13 +99,16 @@ class SummedObjective:
         return float(loss), gradient
 
     def _penalized(self, loss: float, gradient: Array, weight: float, w: Array) -> tuple[float, Array]:
-        slope = 2 * self._objective.l2 * self._objective.penalized(w) * w
-        return float(loss / weight + self._penalty(w)), gradient / weight + slope
+        return float(loss / weight + self._penalty(w)), gradient / weight + self._penalty_curvature(w) * w
 
     def _penalty(self, w: Array) -> float:
         l1, l2 = self._objective.l1, self._objective.l2
-        counted = w * self._objective.penalized(w)
+        counted = w * self._objective.penalty_factors(w)
         return float(l1 * np.abs(counted).sum() + l2 * np.square(counted).sum())
+
+    def _penalty_curvature(self, w: Array) -> Array:
+        """Return the second derivative of the penalty l2 by each weight."""
+        return 2 * self._objective.l2 * np.square(self._objective.penalty_factors(w))
 
 
 def _row_count(block: Any) -> int:

@@ -1,0 +1,188 @@
+"""`Perceptron`: planes between classes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils._param_validation import Interval, StrOptions
+
+from ronde.comqueue import iterate
+from ronde.light_dataclasses import replace
+from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.linear.batch_perceptron import PerceptronSearch, PerceptronStep
+from ronde.ml.linear.class_targets import with_class_numbers
+from ronde.ml.linear.column_scaling import ColumnScaling, column_scaling, no_scaling
+from ronde.ml.linear.linear_model import FitReport, LinearClassifier, split_weights
+from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.training_data import TrainingData, training_data
+
+__all__ = ["Perceptron"]
+
+Array = NDArray[Any]
+
+
+class Perceptron(LinearClassifier):
+    """The perceptron: planes with few rows on the wrong side; for several classes, each against the rest.
+
+        model = Perceptron(on="local:2").fit(X, y)
+
+    Each step reads all rows once and moves the weights of each class by the mean, over all rows, of what those on the
+    wrong side ask for: gradient descent on the mean of max(0, -y * score). So a row of weight 2 is two rows, their
+    order has no effect, and nothing is random; scikit-learn's estimator moves after each row. Given enough steps, it
+    finds a plane that separates a class from the others, if there is one; else it keeps that of the step with the
+    fewest mistakes. It works with centered columns of variance 1, for which it needs no copy of X.
+
+    Args:
+        fit_intercept: Whether there are intercepts.
+        class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
+        max_iter: The largest number of steps.
+        n_iter_no_change: The fit ends after this number of steps in which no class had fewer mistakes than before.
+        warm_start: Whether a second fit starts from the coefficients of the first.
+        on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
+        verbose: Whether to print a line for each step.
+
+    Attributes:
+        classes_: The classes, sorted.
+        coef_: Shape (1, features) for two classes, else (classes, features).
+        intercept_: Shape (1,) or (classes,).
+        n_iter_: The number of steps.
+        history_: A `History` with `step`, `loss`, the part of the rows on the wrong side before the step, as a mean
+            over the classes, and `best_loss`, this mean for the weights that the fit would keep.
+    """
+
+    _parameter_constraints: ClassVar = {
+        **DistributedEstimator._parameter_constraints,
+        "fit_intercept": ["boolean"],
+        "class_weight": [dict, StrOptions({"balanced"}), None],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "warm_start": ["boolean"],
+    }
+
+    def __init__(
+        self,
+        *,
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        max_iter: int = 1000,
+        n_iter_no_change: int = 100,
+        warm_start: bool = False,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.fit_intercept, self.class_weight = fit_intercept, class_weight
+        self.max_iter, self.n_iter_no_change, self.warm_start = max_iter, n_iter_no_change, warm_start
+        self.on, self.verbose = on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
+            y: The classes, shape (rows,): numbers or texts.
+            sample_weight: Shape (rows,), not negative (None: 1 for each row).
+
+        Raises:
+            ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class.
+            RemoteError: A task failed.
+        """
+        data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
+        data, classes = with_class_numbers(data, self.class_weight)
+        scaling = column_scaling(data, self.fit_intercept, self.on)
+        search = self._search(data, classes, scaling, self.max_iter, is_new=not self.warm_start)
+        self._set(self._attributes(classes, scaling.for_rows(search.best), data.dtype))
+        if len(search.history) == self.max_iter and not search.has_ended(self.n_iter_no_change):
+            warnings.warn(
+                f"Perceptron has not converged in {self.max_iter} steps: raise max_iter, or lower "
+                f"n_iter_no_change ({self.n_iter_no_change})",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        return self
+
+    @fitting
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Take one step with these rows from the present weights, or from 0; return the model.
+
+        It takes the columns as they are: scale them alike before.
+
+        Args:
+            X: As of `fit`.
+            y: As of `fit`. Not every class has to be among them.
+            classes: All classes. The first call needs them.
+            sample_weight: As of `fit`.
+
+        Raises:
+            ValueError: As of `fit`; y has a class that is not among the classes, or these have changed, or are missing;
+                or class_weight is "balanced", which needs all rows at once.
+            RemoteError: A task failed.
+        """
+        is_first = not hasattr(self, "classes_")
+        known = self._known_classes(classes, is_first)
+        data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True, reset=is_first)
+        data, known = with_class_numbers(_among(known, data), self.class_weight)
+        search = self._search(data, known, no_scaling(data.num_features), 1, is_new=False)
+        self._set(self._attributes(known, search.w, data.dtype))
+        return self
+
+    def _known_classes(self, classes: Any, is_first: bool) -> Array:
+        """Return all classes for `partial_fit`. Raises ValueError."""
+        if self.class_weight == "balanced":
+            raise ValueError('class_weight="balanced" needs all rows at once: give a dict, or call fit')
+        if classes is None:
+            if is_first:
+                raise ValueError("classes is None: the first call of partial_fit needs all classes")
+            return self.classes_
+        known = np.unique(classes)
+        if not is_first and not np.array_equal(known, self.classes_):
+            raise ValueError(f"classes={known.tolist()} differ from those before, {self.classes_.tolist()}")
+        return known
+
+    def _search(
+        self, data: TrainingData, classes: Array, scaling: ColumnScaling, max_iter: int, is_new: bool
+    ) -> PerceptronSearch:
+        """Take steps; set `n_iter_` and `history_`. `is_new`: whether to start from 0."""
+        if not data.total_weight > 0:
+            raise ValueError(f"the weights of all rows add up to {data.total_weight}: expected a sum above 0")
+        numbers = np.array([1]) if len(classes) == 2 else np.arange(len(classes))
+        w = np.zeros((len(numbers), data.num_features + self.fit_intercept))
+        if not is_new and hasattr(self, "coef_"):
+            w[:, : data.num_features] = self.coef_
+            w[:, data.num_features :] = self.intercept_[:, None]
+        progress = self._progress(max_iter, data.for_callbacks)
+        report = FitReport(progress, lambda w: self._attributes(classes, scaling.for_rows(w), data.dtype))
+        step = PerceptronStep(
+            numbers, self.fit_intercept, scaling, data.total_weight, self.n_iter_no_change, report
+        )
+        search: PerceptronSearch = iterate(
+            SingleThreadedStep(step),
+            data=data.rows,
+            state={"search": PerceptronSearch.from_weights(scaling.for_columns(w))},
+            max_iter=max_iter,
+            on=place_of(self.on, data.size),
+        ).state.search
+        self.n_iter_ = len(search.history)
+        self._end_fit(progress, search.history)
+        return search
+
+    def _attributes(self, classes: Array, w: Array, dtype: Any) -> Mapping[str, Any]:
+        coef, intercept = split_weights(w, self.fit_intercept, dtype)
+        return {"classes_": classes, "coef_": coef, "intercept_": intercept}
+
+
+def _among(known: Array, data: TrainingData) -> TrainingData:
+    """Return the data with all known classes, of which some may have no rows. Raises ValueError for others."""
+    assert data.class_weights is not None
+    found, weights = data.class_weights
+    if unknown := sorted(set(found.tolist()) - set(known.tolist())):
+        raise ValueError(f"y has the classes {unknown}, and all classes are {known.tolist()}")
+    sums = np.zeros(len(known))
+    sums[np.searchsorted(known, found)] = weights
+    return replace(data, class_weights=(known, sums))
