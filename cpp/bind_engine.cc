@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_array_pattern.h"
 #include "bind_backend.h"
 #include "bind_border.h"
 #include "engine/cycle.h"
@@ -30,7 +32,8 @@ class PyCycle;
 
 // One submitted tensor. It owns the completion and the objects that must live until then.
 struct Handle {
-  explicit Handle(nb::object cycle) : cycle(std::move(cycle)), completion(std::make_shared<Completion>()) {}
+  Handle(nb::object cycle, std::shared_ptr<Completion> completion)
+      : cycle(std::move(cycle)), completion(std::move(completion)) {}
 
   nb::object cycle;  // a PyCycle
   std::shared_ptr<Completion> completion;
@@ -88,6 +91,7 @@ class PyCycle {
   nb::object submit(nb::object self, std::string_view name, std::span<const Cycle::Memory> memory,
                     const Signature& signature, bool waits, nb::object result, nb::object inputs) {
     Cycle::Submitted submitted;
+    nb::object handle = new_handle(std::move(self));
     try {
       submitted = cycle_->submit(name, signature, memory, waits);
     } catch (const Failure& failure) {
@@ -100,13 +104,23 @@ class PyCycle {
       throw nb::value_error(
           ("tensor '" + std::string(name) + "' is in flight already: wait for it before you submit it again").c_str());
     }
-    nb::object object = nb::cast(new Handle(std::move(self)), nb::rv_policy::take_ownership);
+    return own(std::move(handle), std::move(submitted), std::move(result), std::move(inputs));
+  }
+
+  // A hit's handle is made before the submission: until own() returns, no thread may take the interpreter's lock, and
+  // making an object may start the garbage collector.
+  static nb::object new_handle(nb::object self) {
+    return nb::cast(new Handle(std::move(self), nullptr), nb::rv_policy::take_ownership);
+  }
+
+  // Returns the handle, as that of a hit.
+  nb::object own(nb::object object, Cycle::Submitted submitted, nb::object result, nb::object inputs) {
     Handle& handle = *nb::inst_ptr<Handle>(object);
     handle.completion = std::move(submitted.completion);
     handle.slot = submitted.slot;
     handle.result = std::move(result);
     handle.inputs = std::move(inputs);
-    owners_[submitted.slot] = object;
+    const nb::object gone = std::exchange(owners_[submitted.slot], object);
     return object;
   }
 
@@ -132,6 +146,58 @@ class PyCycle {
   Communicator& communicator_;
   std::unique_ptr<Cycle> cycle_;
   std::vector<nb::object> owners_;  // by slot: the handle of the last tensor, which must live until the tensor has run
+};
+
+// The last all-reduce or broadcast of one tensor under a name. Submits another one with the same terms, if it is a hit.
+class Repeat {
+ public:
+  // `terms`: as Python describes the operation. `example`: the last tensor. `make`: returns a new array for a result.
+  Repeat(nb::object cycle, nb::str name, nb::object terms, const Signature& signature, nb::handle example,
+         nb::object make)
+      : cycle_(std::move(cycle)),
+        key_(nb::cast<std::string>(name)),
+        name_(std::move(name)),
+        terms_(std::move(terms)),
+        signature_(signature),
+        pattern_(example, signature.shape),
+        make_(std::move(make)) {}
+
+  // Returns a handle, or None: then the caller submits the tensor in the general way, which also raises the errors.
+  nb::object submit(nb::handle x, nb::handle out, bool waits) const {
+    const auto in_memory = pattern_.find(x, false);
+    if (!in_memory) return nb::none();
+    nb::object result = out.is_none() ? make_() : nb::borrow(out);
+    const auto out_memory = pattern_.find(result, true);
+    if (!out_memory || overlap_partly(*in_memory, *out_memory)) return nb::none();
+    const Cycle::Memory memory{*in_memory, *out_memory};
+    PyCycle& cycle = *nb::inst_ptr<PyCycle>(cycle_);
+    nb::object handle = PyCycle::new_handle(cycle_);
+    nb::object inputs = nb::make_tuple(name_, terms_, x, result);
+    Cycle::Submitted submitted;
+    try {
+      submitted = cycle.cycle().submit(key_, signature_, {&memory, 1}, waits);
+    } catch (const Failure&) {
+      return nb::none();
+    } catch (const UsageError&) {
+      return nb::none();
+    }
+    if (submitted.answer != Cycle::Answer::kHit) return nb::none();
+    return cycle.own(std::move(handle), std::move(submitted), std::move(result), std::move(inputs));
+  }
+
+ private:
+  bool overlap_partly(const std::byte* in, const std::byte* out) const {
+    const auto apart = static_cast<size_t>(std::abs(in - out));
+    return apart > 0 && apart < signature_.bytes();
+  }
+
+  nb::object cycle_;
+  std::string key_;
+  nb::str name_;
+  nb::object terms_;
+  Signature signature_;
+  ArrayPattern pattern_;
+  nb::object make_;
 };
 
 nb::object wait(nb::handle_t<Handle> self) {
@@ -391,7 +457,8 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<Handle>(module, "Handle", nb::is_weak_referenceable(), nb::type_slots(handle_slots),
                      "An operation on its way. Functions that end in `_async` return one.")
-      .def(nb::init<nb::object>(), "cycle"_a)
+      .def("__init__",
+           [](Handle* self, nb::object cycle) { new (self) Handle(std::move(cycle), std::make_shared<Completion>()); })
       .def("wait", &wait, "Wait until the operation is complete. Return its result, or raise its error.")
       .def(
           "done",
@@ -413,6 +480,9 @@ void bind_engine(nb::module_& module) {
   nb::object alias = nb::module_::import_("types").attr("GenericAlias");  // so that Handle[Tensor] can be written
   module.attr("Handle").attr("__class_getitem__") = nb::module_::import_("builtins").attr("classmethod")(alias);
   bind_cycle(module);
+  nb::class_<Repeat>(module, "Repeat")
+      .def(nb::init<nb::object, nb::str, nb::object, const Signature&, nb::handle, nb::object>())
+      .def("submit", &Repeat::submit, "x"_a, "out"_a.none(), "waits"_a);
   bind_stalls(module);
   bind_tuning(module);
 }

@@ -152,6 +152,19 @@ class Handle(Generic[ResultT]):
     def complete(self) -> None: ...
     def fail(self, error: BaseException, /) -> None: ...
 
+class Repeat:
+    def __init__(
+        self,
+        cycle: Cycle,
+        name: str,
+        terms: Any,
+        signature: Signature,
+        example: Any,
+        make: Callable[[], Any],
+        /,
+    ) -> None: ...
+    def submit(self, x: ResultT, out: Any, waits: bool) -> Handle[ResultT] | None: ...
+
 class Timeline:
     def __init__(self) -> None: ...
     def start(self, path: str, rank: int, size: int, host: str, marks_cycles: bool) -> None: ...

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,6 +31,7 @@ __all__ = [
     "copy",
     "late_target",
     "like",
+    "maker_like",
     "operand",
     "overlap",
     "target",
@@ -123,6 +126,19 @@ def like(x: ArrayT) -> ArrayT:
     given = operand(x)
     result: ArrayT = _new(given, given.shape)
     return result
+
+
+def maker_like(given: Operand) -> Callable[[], Any] | None:
+    """Return a function that makes new arrays like the input; None unless it is a contiguous NumPy array or tensor."""
+    source = given.source
+    if source is not given.memory:
+        return None
+    if type(source) is np.ndarray:
+        return partial(np.empty, given.shape, source.dtype)
+    torch = sys.modules.get("torch")
+    if torch is None or type(source) is not torch.Tensor or not source.is_cpu:
+        return None
+    return partial(torch.empty, given.shape, dtype=source.dtype, device=source.device)
 
 
 def target(given: Operand, shape: tuple[int, ...], out: ResultT | None = None) -> Target[ResultT]:

@@ -49,7 +49,7 @@ from ronde.core.negotiation import (
 )
 from ronde.engine.fresh_errors import fresh
 from ronde.engine.negotiation_rounds import Collector, sent_by
-from ronde.engine.submission import Submission, address, result_rows, signature_of
+from ronde.engine.submission import Submission, address, result_rows, signature_of, submission_of
 from ronde.engine.tuner import Tuner, take_over
 from ronde.errors import MismatchError, PeerLostError, UsageError
 from ronde.types import Allgather, Alltoall, Barrier, Broadcast, Kind
@@ -256,7 +256,7 @@ class Negotiator:
         """Request a pending hit again, as a miss."""
         if handle is None:
             return
-        submission: Submission = handle.inputs
+        submission = submission_of(handle, self._rank, self._size)
         self._requester.request_again(submission.terms.request(submission.name))
         self._add_miss(submission, handle)
 

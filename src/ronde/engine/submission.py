@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ronde import _native
-from ronde.comm.arrays import Operand, Target, late_target, operand, overlap, target
+from ronde._native import Handle
+from ronde.comm.arrays import Operand, Target, late_target, maker_like, operand, overlap, target
 from ronde.core.messages import Request, TensorType
 from ronde.core.splits import check_has_rows, even_share
 from ronde.errors import UnsupportedError, UsageError
@@ -33,8 +34,10 @@ __all__ = [
     "check_name",
     "normal_terms",
     "prepare",
+    "repeat_of",
     "result_rows",
     "signature_of",
+    "submission_of",
 ]
 
 _REDUCTIONS = (Allreduce, Reducescatter)
@@ -176,6 +179,26 @@ def _goal_like(given: Operand, out: Any) -> Target[Any]:
     ):  # a contiguous tensor
         return Target(memory, out, False)
     return target(given, given.shape, out)
+
+
+def repeat_of(
+    cycle: _native.Cycle, submission: Submission, signature: _native.Signature
+) -> _native.Repeat | None:
+    """Return the native call that submits another tensor like this one under its name; None if there is none."""
+    name, terms, given = submission.name, submission.terms, submission.given
+    if terms.kind not in (Allreduce, Broadcast) or submission.is_group or terms.device != "cpu":
+        return None
+    make = maker_like(given[0])
+    return None if make is None else _native.Repeat(cycle, name, terms, signature, given[0].source, make)
+
+
+def submission_of(handle: Handle, rank: int, size: int) -> Submission:
+    """Return the submission of a pending handle. A `Repeat` has left only the submission's parts in it."""
+    if not isinstance(handle.inputs, Submission):
+        name, terms, x, result = handle.inputs
+        handle.inputs = prepare(name, terms, (operand(x),), result, rank, size)
+    submission: Submission = handle.inputs
+    return submission
 
 
 def normal_terms(

@@ -1,0 +1,68 @@
+#include "bind_array_pattern.h"
+
+#include <algorithm>
+
+namespace ronde {
+namespace {
+
+// Interned, because looking up an attribute by a new string is slow.
+struct Names {
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* is_conj = PyUnicode_InternFromString("is_conj");
+  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+};
+
+const Names& names() {
+  static const Names kept;
+  return kept;
+}
+
+nb::object get(nb::handle object, PyObject* name) { return nb::getattr(object, nb::handle(name)); }
+
+bool is_true(const nb::object& value) { return value.is(nb::handle(Py_True)); }
+
+}  // namespace
+
+ArrayPattern::ArrayPattern(nb::handle example, std::vector<int64_t> shape)
+    : type_(nb::borrow(example.type())),
+      dtype_(get(example, names().dtype)),
+      shape_(std::move(shape)),
+      shape_tuple_(get(example, names().shape)),
+      has_buffer_(PyObject_CheckBuffer(example.ptr()) != 0) {}
+
+std::optional<std::byte*> ArrayPattern::find(nb::handle array, bool is_written) const {
+  if (!array.type().is(type_)) return std::nullopt;
+  try {
+    if (!get(array, names().dtype).is(dtype_)) return std::nullopt;
+    return has_buffer_ ? find_buffer(array, is_written) : find_tensor(array);
+  } catch (nb::python_error&) {  // for example of a tensor without memory
+    return std::nullopt;
+  }
+}
+
+std::optional<std::byte*> ArrayPattern::find_buffer(nb::handle array, bool is_written) const {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, is_written ? PyBUF_STRIDES | PyBUF_WRITABLE : PyBUF_STRIDES) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const bool fits = static_cast<size_t>(buffer.ndim) == shape_.size() &&
+                    std::equal(shape_.begin(), shape_.end(), buffer.shape) && PyBuffer_IsContiguous(&buffer, 'C') != 0;
+  const auto memory = static_cast<std::byte*>(buffer.buf);
+  PyBuffer_Release(&buffer);  // the caller keeps the array alive
+  return fits ? std::optional(memory) : std::nullopt;
+}
+
+std::optional<std::byte*> ArrayPattern::find_tensor(nb::handle tensor) const {
+  const Names& name = names();
+  if (!is_true(get(tensor, name.is_cpu)) || !is_true(get(tensor, name.is_contiguous)())) return std::nullopt;
+  if (is_true(get(tensor, name.is_conj)()) || is_true(get(tensor, name.is_neg)())) return std::nullopt;
+  if (!get(tensor, name.shape).equal(shape_tuple_)) return std::nullopt;
+  return reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(get(tensor, name.data_ptr)()));
+}
+
+}  // namespace ronde
