@@ -1,10 +1,10 @@
-"""Makes `import horovod.torch as hvd` import `ronde.torch`, for scripts that should stay unchanged.
+"""Makes `import horovod.torch as hvd` import `ronde.torch`, so that scripts for Horovod run unchanged.
 
-Three ways: `ronde run --horovod -n 4 script.py`; under other launchers `python -m ronde.compat script.py`; or
+There are three ways: `ronde run --horovod -n 4 script.py`; under other launchers `python -m ronde.compat script.py`; or
 `import ronde.compat` before the first import of Horovod.
 
-The folder `packages` has a package named horovod, whose modules export the names of `ronde.torch`. `install` adds this
-folder to Python's search path: at the end, so that an installed Horovod precedes it, or with force at the front.
+The folder `packages` contains a package named horovod, whose modules export the names of `ronde.torch`. `install` adds
+this folder to Python's search path: at the end, so that an installed Horovod precedes it, or with force at the front.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ _log = logging.getLogger(__name__)
 
 
 def install(force: bool = False) -> bool:
-    """Let Ronde answer for Horovod from now on; return whether it does: not if Horovod is installed, unless forced.
+    """Make `import horovod` import Ronde's package of that name; return whether it does.
 
-    Raises UsageError if it is forced and too late, because Horovod has been imported.
+    Args:
+        force: Precede an installed Horovod, too (default: an installed Horovod is imported as before).
+
+    Raises:
+        UsageError: `force` is true, but Horovod has been imported already.
     """
     loaded: str | None = getattr(sys.modules.get("horovod"), "__file__", None)
     if loaded is not None:

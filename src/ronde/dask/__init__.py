@@ -1,6 +1,6 @@
 """Ronde on Dask: `run` calls a function in workers on a Dask cluster. Needs `pip install 'ronde[dask]'`.
 
-docs/dask.md tells more.
+See docs/dask.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(
         args: positional arguments, the same for all ranks (default: none).
         kwargs: keyword arguments, the same for all ranks (default: none).
         num_proc: the number of ranks (default: the number of free threads of all Dask workers).
-        start_timeout: within which all ranks must have a thread, in seconds (default: 600).
+        start_timeout: the time for all ranks to get a thread, in seconds (default: 600).
         env: variables for the ranks, which override those of the Dask workers (default: none).
         stdout: takes the output of the ranks (default: `sys.stdout`).
         stderr: takes their errors and the messages of the driver (default: `sys.stderr`).
@@ -89,7 +89,7 @@ def run(
 
 
 def default_cluster() -> DaskCluster:
-    """Return the cluster of the client made last, for `ronde.run(..., cluster="dask")` and the like.
+    """Return the cluster of the newest client, for `ronde.run(..., cluster="dask")` and the like.
 
     Raises:
         UsageError: there is no client, or it is asynchronous.

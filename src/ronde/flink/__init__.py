@@ -1,6 +1,6 @@
 """Ronde on Flink: `run` calls a function in workers on a Flink cluster. Needs `pip install 'ronde[flink]'`.
 
-docs/flink.md tells more.
+See docs/flink.md.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(
         num_proc: the number of ranks (default: the number of free slots of the cluster).
         settings: settings of Flink, such as "execution.target", "rest.address" and "python.executable", which override
             those of its configuration file (default: none). Without a target, Flink runs in this process.
-        start_timeout: within which all ranks must have a slot, in seconds (default: 600). Flink itself gives up after
+        start_timeout: the time for all ranks to get a slot, in seconds (default: 600). Flink itself gives up after
             `slot.request.timeout` (5 min).
         env: variables for the ranks, which override those of the TaskManagers (default: none).
         stdout: takes the output of the ranks (default: `sys.stdout`).

@@ -62,7 +62,7 @@ def run(
         start_method: "spawn" starts new processes; "forkserver" forks them from one process that has imported the large
             modules of this one (default: "spawn").
         cluster: where to start the processes: a cluster, or the name under which a package has registered one, such as
-            "ray" (default: on this machine). docs/adding-a-cluster.md tells more.
+            "ray" (default: on this machine). See docs/adding-a-cluster.md.
         use_mpi: on a cluster, start the processes by Open MPI's `mpirun`, with MPI as their backend (default: false).
 
     Raises:

@@ -4,7 +4,7 @@
 
     labels = KMeans(n_clusters=16, random_state=0, on="local:2").fit_predict(points)
 
-It needs `pip install 'ronde[ml]'`. docs/estimators.md tells more. A name is imported when it is first used.
+It needs `pip install 'ronde[ml]'`. See docs/estimators.md. A name is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -60,7 +60,14 @@ class RunStore:
         return f"{type(self).__name__}({self.url!r})"
 
     def run(self, run_id: str) -> RunFolder:
-        """Return the folder of a run. Raises UsageError if its id cannot be the name of a folder."""
+        """Return the folder of a run, which may not exist yet.
+
+        Args:
+            run_id: The name of the run: letters, digits and any of `_ . + = @ -`.
+
+        Raises:
+            UsageError: The id contains other characters.
+        """
         if not _RUN_ID.fullmatch(run_id) or run_id.strip(".") == "":
             raise UsageError(f"run_id={run_id!r} is invalid: expected letters, digits and any of _ . + = @ -")
         return RunFolder(self, run_id)

@@ -1,6 +1,6 @@
 """Ronde on Ray: `RayExecutor` runs functions in workers on a Ray cluster. Needs `pip install 'ronde[ray]'`.
 
-docs/ray.md tells more.
+See docs/ray.md.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class RaySettings:
 
 
 class RayExecutor:
-    """Workers on a Ray cluster that stay between calls: start them once, call functions in them often.
+    """Workers on a Ray cluster that run until `shutdown`: start them once, then call functions in them.
 
         executor = RayExecutor(num_workers=4)
         executor.start()
@@ -56,8 +56,8 @@ class RayExecutor:
     If a function fails in a worker, a worker dies or a Ray node is lost, all workers end, and the waiting call and
     later ones raise WorkerError. `start` then starts new ones.
 
-    With `min_workers` the job is elastic: each `run` starts its own workers, goes on with fewer when some are lost, and
-    takes in new ones. The other methods that call functions need a fixed number of workers.
+    With `min_workers` the job is elastic: each `run` starts new workers, continues with fewer when some are lost, and
+    adds new ones. The other methods that call functions need a fixed number of workers.
 
     Args:
         settings: what `create_settings` returns (default: its defaults).
@@ -66,11 +66,11 @@ class RayExecutor:
         cpus_per_worker: CPUs that Ray reserves for each worker (default: 1).
         use_gpu, gpus_per_worker: whether Ray reserves GPUs for each worker, and how many (default: none; 1).
         use_current_placement_group: in a Ray task or actor with a placement group, run in that group (default: true).
-        min_workers, max_workers: with how many workers an elastic job goes on, and the largest number (default: all
-            slots of the Ray cluster).
+        min_workers, max_workers: the smallest number of workers with which an elastic job runs, and the largest
+            (default: all slots of the Ray cluster).
         reset_limit: how often an elastic job may start its workers again because one has failed (default: 20).
-        elastic_timeout: within which an elastic job must have `min_workers`, at the start and after a loss, in seconds
-            (default: 600; the times of the settings count if they are longer).
+        elastic_timeout: the time for an elastic job to have `min_workers`, at the start and after a loss, in seconds
+            (default: 600; the times of the settings apply if they are longer).
 
     `cooldown_range` and `override_discovery` exist for scripts for Horovod, and have no effect.
 
@@ -90,17 +90,20 @@ class RayExecutor:
         encrypt: bool = False,
         require_encrypted_rpc: bool = False,
     ) -> RaySettings:
-        """Return settings.
+        """Return settings for a `RayExecutor`.
 
         Args:
-            timeout_s: within which the workers register once Ray has room for them, in seconds (default: 30).
-            placement_group_timeout_s: within which Ray has room for them, in seconds (default: 100).
+            timeout_s: the time for the workers to register once Ray has room for them, in seconds (default: 30).
+            placement_group_timeout_s: the time for Ray to find room for them, in seconds (default: 100).
             nics: the names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
             ssh_identity_file, ssh_str: have no effect, because Ray starts the workers.
             verbose: 0 for no messages about the start (default: 1).
             encrypt: encrypt all connections of the job, also those with tensors (default: false).
             require_encrypted_rpc: raise UsageError if Ray would send the job's key unencrypted to another host, instead
                 of a warning (default: false).
+
+        Raises:
+            Nothing: `start` checks the settings.
         """
         return RaySettings(
             timeout_s,
@@ -160,8 +163,8 @@ class RayExecutor:
         """Start the workers, and return when they are ready. Those of an elastic job start with each `run`.
 
         Args:
-            executable_cls: a class, or function, that makes one object in each worker, the argument of functions of
-                `execute` (default: none).
+            executable_cls: a class, or a function, that makes one object in each worker, which `execute` passes to its
+                functions (default: none).
             executable_args, executable_kwargs: arguments for this class (default: none).
             extra_env_vars: variables for the environment of the workers (default: none).
 
@@ -199,6 +202,10 @@ class RayExecutor:
     ) -> list[R]:
         """Call `fn(*args, **kwargs)` in all workers; return the results by rank.
 
+        Args:
+            fn: any function that cloudpickle can send.
+            args, kwargs: its arguments, the same for all workers (default: none).
+
         Raises:
             WorkerError: a worker failed. All workers have ended.
             UsageError: the function cannot be sent, or `start` has not been called.
@@ -216,8 +223,15 @@ class RayExecutor:
     ) -> list[ray.ObjectRef[Any]]:
         """Call `fn(*args, **kwargs)` in all workers; return at once a list of Ray references to the results, by rank.
 
-        Workers do calls in the order in which they were made. `ray.get` on a reference raises what `run` would raise.
-        The references are of use until `shutdown`.
+        Workers execute calls in the order in which you make them. The references are valid until `shutdown`.
+
+        Args:
+            fn: any function that cloudpickle can send.
+            args, kwargs: its arguments, the same for all workers (default: none).
+
+        Raises:
+            UsageError: the function cannot be sent, or `start` has not been called. (`ray.get` of a reference raises
+                the other errors of `run`.)
         """
         calls = self._started().calls
         number = calls.call(WorkerCall(fn, tuple(args or ()), dict(kwargs or {})))
@@ -225,12 +239,26 @@ class RayExecutor:
         return [fetch.remote(calls.line, number, rank) for rank in range(self.num_workers or 0)]
 
     def execute(self, fn: Callable[[Any], R]) -> list[R]:
-        """Call `fn(executable)` in all workers, with the object that each made at the start; return as `run`."""
+        """Call `fn(executable)` in all workers, with the object that each made at the start; return as `run`.
+
+        Args:
+            fn: any function that cloudpickle can send.
+
+        Raises:
+            WorkerError, UsageError: as of `run`.
+        """
         number = self._started().calls.call(WorkerCall(fn, takes_executable=True))
         return self._results(number, range(self.num_workers or 0))
 
     def execute_single(self, fn: Callable[[Any], R]) -> R:
-        """Call `fn(executable)` in the worker of rank 0 alone; return its result."""
+        """Call `fn(executable)` in the worker of rank 0 only; return its result.
+
+        Args:
+            fn: any function that cloudpickle can send.
+
+        Raises:
+            WorkerError, UsageError: as of `run`.
+        """
         number = self._started().calls.call(WorkerCall(fn, takes_executable=True, rank=0))
         result: R = self._results(number, [0])[0]
         return result
@@ -238,7 +266,10 @@ class RayExecutor:
     def shutdown(self) -> None:
         """End the workers. A second call does nothing.
 
-        A call that does not end within half a second raises RondeError where its results are awaited.
+        A call that does not end within half a second raises RondeError in the thread that waits for its results.
+
+        Raises:
+            Nothing.
         """
         job, self._job = self._job, None
         if job:
@@ -294,7 +325,7 @@ def _no_executable() -> None:
 class _Job:
     """The workers between `start` and `shutdown`, and the thread of their driver.
 
-    After a failure, the error remains there for those who wait for results.
+    After a failure, it keeps the error for the calls that wait for results.
     """
 
     def __init__(self, cluster: RayCluster, make_executable: Callable[[], Any], options: RunOptions) -> None:

@@ -1,6 +1,6 @@
 """Ronde on Spark: `run` calls a function in workers on the executors. Needs `pip install 'ronde[spark]'`.
 
-docs/spark.md tells more.
+See docs/spark.md.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def run(
         args: Positional arguments, the same for all ranks (default: none).
         kwargs: Keyword arguments, the same for all ranks (default: none).
         num_proc: The number of ranks (default: `spark.default.parallelism`, or the number of the executors' cores).
-        start_timeout: Within which all ranks must have a Spark task, in seconds (default: 600).
+        start_timeout: The time for all ranks to get a Spark task, in seconds (default: 600).
         env: Variables for the ranks, which override those of the executors (default: none).
         stdout: Takes the output of the ranks (default: `sys.stdout`).
         stderr: Takes their errors and the messages of the driver (default: `sys.stderr`).
         verbose: 0 for no messages about the start (default: 1).
         nics: The names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
-        use_mpi: Start the ranks by Open MPI's `mpirun`, and use MPI (default: false). docs/spark.md says what it needs.
+        use_mpi: Start the ranks by Open MPI's `mpirun`, and use MPI (default: false). See docs/spark.md, section MPI.
         use_gloo: Ignored without `use_mpi`: a script for Horovod may set it.
         prefix_output_with_timestamp: Begin each line of output with the time (default: false).
         executable: The Python that runs the ranks (default: that of the executors).
@@ -143,21 +143,21 @@ def run_elastic(
     encrypt: bool = False,
     require_encrypted_rpc: bool = False,
 ) -> list[R]:
-    """Call `fn` as `run` does, and go on while executors come and go; return the results of the last ranks.
+    """Call `fn` as `run` does, and continue while executors come and go; return the results of the last ranks.
 
         results = ronde.spark.run_elastic(train, min_num_proc=2, max_num_proc=8)
 
-    When a rank is lost or a new one comes, all ranks start again with the new number of ranks, from what the function
-    has saved (`ronde.Checkpoints`). Each rank is a Spark job of one task, so dynamic allocation works.
+    When a rank is lost or a new one comes, all ranks start again, and the function should resume from what it has saved
+    (`ronde.Checkpoints`). Each rank is a Spark job of one task, so dynamic allocation works.
 
     Args:
         fn: As of `run`.
         args, kwargs: As of `run`.
         num_proc: The number of ranks wanted, if `max_num_proc` is not given (default: as of `run`).
-        min_num_proc: With how many ranks the job begins and goes on (default: `num_proc`).
+        min_num_proc: The smallest number of ranks with which the job runs (default: `num_proc`).
         max_num_proc: The largest number of ranks (default: `num_proc`).
-        start_timeout: Within which `min_num_proc` ranks must have Spark tasks, in seconds (default: 600).
-        elastic_timeout: The same after a loss (default: `start_timeout`); the larger of both counts.
+        start_timeout: The time for `min_num_proc` ranks to get Spark tasks, in seconds (default: 600).
+        elastic_timeout: The same after a loss (default: `start_timeout`); the larger of both applies.
         reset_limit: How often the ranks may start again after a rank has failed (default: 20).
         env: As of `run`.
         stdout, stderr: As of `run`.
@@ -241,7 +241,7 @@ def __getattr__(name: str) -> Any:
 def _default_number(cluster: Cluster) -> int:
     if isinstance(cluster, SparkCluster):
         return cluster.parallelism
-    raise UsageError("num_proc is missing: Spark Connect does not tell how many slots there are")
+    raise UsageError("num_proc is missing: Spark Connect does not report the number of slots")
 
 
 def _mpi_options(use_mpi: bool | None, use_gloo: bool | None, given: str | None) -> list[str] | None:

@@ -1,20 +1,20 @@
 """The interface of a cluster: a platform, such as Spark or Ray, that gives slots in which agents run.
 
-A cluster places agents and does nothing more. Ranks, commands, results, output and faults are the driver's part.
+A cluster only places agents. The driver handles ranks, commands, results, output and failures.
 
 To add a cluster, implement `Cluster`:
 
   1. `request` makes the platform start one task for each ticket. The task calls `run_task(ticket, attempt)` of
-     `ronde.launch.driver.task` and returns when that returns. `run_task` connects to the driver, starts an agent, and
-     passes on its output; a task needs nothing else.
+     `ronde.launch.driver.task`, and does nothing else. `run_task` connects to the driver, starts an agent, forwards its
+     output, and returns when the agent has ended.
   2. The cluster reports each task's end to `SlotEvents.slot_ended`, and the end of the whole request, if the platform
-     fails or cancels it, to `SlotEvents.all_ended`. The driver also notices by the connection that a task is gone; the
-     events say why, and tell it of tasks that never started.
+     fails or cancels it, to `SlotEvents.all_ended`. The driver also notices a task's end by its connection; the events
+     add the reason, and report tasks that never started.
   3. `cancel` ends the tasks. The platform may kill them: an agent ends its workers when its task is gone.
 
-A platform may start a task again (a retry) or twice (speculation). It then passes another `attempt`; the driver refuses
-a lower attempt than it knows, and of two equal ones the second while the first is connected. A platform without such
-numbers leaves `attempt` at 0.
+A platform may start a task again (a retry) or twice (speculation), each time with another `attempt`. The driver refuses
+a lower attempt than it knows, and a second task with the same attempt while the first one is connected. A platform
+without such numbers leaves `attempt` at 0.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Capabilities:
     """What a platform can do.
 
     Attributes:
-        elastic: A slot whose task has ended can be requested anew while the others run.
-        gang: The tasks of one request start together or not at all.
+        elastic: A slot whose task has ended can be requested again while the others run.
+        gang: All tasks of one request start together, or none of them.
     """
 
     elastic: bool
@@ -67,7 +67,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The slots of a platform now: all, and those that run nothing."""
+    """The present numbers of all slots of a platform, and of its free slots."""
 
     total: int
     free: int
@@ -82,13 +82,19 @@ class SlotEvents(Protocol):
         Args:
             slot: The number in its ticket.
             reason: Why it failed, in one line; "" if it returned normally.
+
+        Raises:
+            Nothing.
         """
 
     def all_ended(self, reason: str) -> None:
-        """Note that the platform has failed or cancelled the whole request. No task of it runs or will run.
+        """Note that the platform has failed or cancelled the whole request. None of its tasks runs or will run.
 
         Args:
             reason: Why, in one line, such as "the Spark job was cancelled in the UI".
+
+        Raises:
+            Nothing.
         """
 
 
@@ -107,23 +113,34 @@ class Cluster(Protocol):
         """What the platform can do. It does not change during a job."""
 
     def capacity(self) -> Capacity | None:
-        """Return the present slots, None if the platform does not tell. May take a second."""
+        """Return the present numbers of slots, or None if the platform does not report them. May take a second.
+
+        Raises:
+            Nothing.
+        """
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Have `run_task(ticket)` called once for each ticket, each in a separate slot. Returns at once.
+        """Make the platform call `run_task(ticket)` once for each ticket, each in a separate slot. Returns at once.
 
-        The tasks start when the platform has room for them. Where `Capabilities.elastic` is true, the driver may call
-        this again, with a ticket for a slot whose task has ended.
+        The tasks start when the platform has room for them. If `Capabilities.elastic` is true, the driver may call this
+        again, with a ticket for a slot whose task has ended.
+
+        Args:
+            tickets: One for each task.
+            events: Takes the reports about these tasks.
 
         Raises:
             UsageError: The platform cannot be asked, for example because its session has ended.
         """
 
     def cancel(self, reason: str) -> None:
-        """End all tasks that were requested and have not ended, also those that have not started.
+        """End all requested tasks, also those that have not started.
 
         Returns at once, or when they have ended. A second call does nothing. Any thread may call it.
 
         Args:
-            reason: Why, for the platform's own logs and pages.
+            reason: Why, for the logs and pages of the platform.
+
+        Raises:
+            Nothing.
         """

@@ -66,5 +66,5 @@ class SparkBackend:
             return self._num_proc
         context = SparkContext._active_spark_context
         if context is None:
-            raise UsageError("num_proc is missing: Spark Connect does not tell how many slots there are")
+            raise UsageError("num_proc is missing: Spark Connect does not report the number of slots")
         return int(context.defaultParallelism)
