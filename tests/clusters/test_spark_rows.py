@@ -68,7 +68,7 @@ def test_mistakes(frame: Any) -> None:
     with pytest.raises(UsageError, match="column 'text' has the type string"):
         read(frame, "text")
     for place in ("threads:2", "local:1"):
-        with pytest.raises(UsageError, match="the rows of 'data' lie on a cluster: run the tasks there"):
+        with pytest.raises(UsageError, match="the rows of 'data' are on a cluster: run the tasks there"):
             iterate(sum_step, data=read(frame), state={}, max_iter=1, on=place)
     missing = frame.selectExpr("if(n = 7, null, n) as n")
     with pytest.raises(RemoteError, match=r"'n' in the data frame on task \d has 1 missing values"):

@@ -9,7 +9,8 @@
 
     result = iterate(step, data=rows, state={"weights": start}, max_iter=100, on="local:2")
 
-`iterate` is the form to read aloud; `IterativeComQueue` is the machine below it. docs/comqueue.md explains both.
+`iterate` runs one step function; `IterativeComQueue`, on which it is built, runs a queue of functions. docs/comqueue.md
+explains both.
 """
 
 from __future__ import annotations

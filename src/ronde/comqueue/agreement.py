@@ -1,4 +1,4 @@
-"""Whether all tasks have trees of one structure, which they must before they combine them."""
+"""Checks that all tasks have trees of the same structure, before they combine them."""
 
 from __future__ import annotations
 

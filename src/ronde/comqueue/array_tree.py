@@ -1,7 +1,7 @@
 """Trees of arrays: an array, a number, None, or a dict, list, tuple or dataclass of trees.
 
-Communicate functions work on the leaves, the arrays and numbers. Keys of dicts are taken in the order of their `repr`,
-because tasks need not insert them in one order.
+Communicate functions work on the leaves, the arrays and numbers. Keys of dicts are sorted by their `repr`, because
+tasks may insert them in different orders.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def _collect(tree: Any, leaves: list[Leaf], structure: list[Hashable]) -> None:
 
 @functools.lru_cache(maxsize=1000)
 def checksum_of(structure: Structure) -> int:
-    """Return a number that is the same in all processes for one structure, and most likely another for others."""
+    """Return a number that is the same in all processes for equal structures, and very likely differs for others."""
     return zlib.crc32(repr(structure).encode())
 
 
 def describe_tree(tree: Any) -> str:
-    """Return the structure as a text, such as `float64 (3, 5)` or `dict(['n']: int64 ())`, also of other objects."""
+    """Return the structure as a text, such as `float64 (3, 5)` or `dict(['n']: int64 ())`. Takes any object."""
     if tree is None:
         return "None"
     if _parts(tree) is not None:

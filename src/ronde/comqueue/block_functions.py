@@ -27,8 +27,8 @@ class SumBlocks(CommunicateFunction):
         name: The object that gets the sum, on all tasks.
         function: Gets the context and a block; returns an array, a number, or a tree of these. All its results have one
             structure, dtype and shape.
-        of: The name of the partitioned data; or several names, of data with equally many rows: a block then has them as
-            attributes.
+        of: The name of the partitioned data; or several names, of data with the same number of rows: a block then has
+            them as attributes.
     """
 
     def __init__(

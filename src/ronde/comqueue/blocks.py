@@ -15,11 +15,11 @@ __all__ = ["RowBlocks", "TaskRows"]
 
 
 class RowBlocks:
-    """The row blocks of one task, in order. Each looks as the data of the task do, with fewer rows.
+    """The row blocks of one task, in order. Each has the form of the task's data, with fewer rows.
 
         norms = [np.linalg.norm(block) for block in c.blocks]
 
-    Iterate over it as often as you like. Blocks of data that do not fit in memory are read each time.
+    Iterate over it any number of times. Blocks of data that do not fit in memory are read each time.
     """
 
     def __init__(self, rows: TaskRows) -> None:
@@ -51,7 +51,7 @@ class TaskRows:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether some of the data are not held in memory."""
+        """Whether some of the data are not in memory."""
         return bool(self._reasons)
 
     @property
@@ -63,7 +63,7 @@ class TaskRows:
         """All rows. Raises UsageError if they do not fit in memory."""
         if self.is_streamed:
             raise UsageError(
-                f"the data, {self.division.num_rows} rows, are not held in memory, because {self._reasons[0]}: use "
+                f"the data, {self.division.num_rows} rows, are not in memory, because {self._reasons[0]}: use "
                 "`blocks` or `sum_blocks`, which read them block by block"
             )
         return self._joined(self._objects)
@@ -75,7 +75,7 @@ class TaskRows:
 
     @property
     def division(self) -> RowDivision:
-        """The division that the data have in common. Raises UsageError if there is none."""
+        """The common division of all the data. Raises UsageError if there is none."""
         first = self._names[0]
         for name in self._names:
             if name not in self._divisions:
@@ -84,7 +84,7 @@ class TaskRows:
                 raise UsageError(
                     f"{first!r} and {name!r} have {list(self._divisions[first].rows)} and "
                     f"{list(self._divisions[name].rows)} rows on the tasks: data that are used together must have "
-                    "equally many rows on each task"
+                    "the same number of rows on each task"
                 )
         return self._divisions[first]
 

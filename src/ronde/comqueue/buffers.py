@@ -1,6 +1,6 @@
-"""Memory for the results of each step, used again as soon as nothing refers to it.
+"""Memory for the results of each step, reused as soon as nothing refers to it.
 
-The system hands out fresh memory page by page, which takes longer than an addition of what the pages hold.
+The kernel allocates new memory page by page, which takes longer than adding the numbers on these pages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ UNUSED = (
 
 
 class Buffers:
-    """Makes arrays for one task. Each belongs to its user; its memory returns when the last view of it is gone."""
+    """Makes arrays for one task. An array's memory is reused when no view of the array is left."""
 
     def __init__(self) -> None:
         self._kept: list[NDArray[np.uint8]] = []
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array of one axis with any content."""
+        """Return an uninitialized array of one axis."""
         num_bytes = size * dtype.itemsize
         if num_bytes < LARGE:
             return np.empty(size, dtype)

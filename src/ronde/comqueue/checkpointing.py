@@ -1,9 +1,8 @@
-"""Checkpoints of the tasks of a queue: what they save, and where it lies.
+"""Checkpoints of the tasks of a queue: what they contain, and where they are stored.
 
-Each task saves the objects that it has made and the state of its functions, after every few steps and a barrier. So at
-any moment the newest checkpoints of two tasks are at most one apart, and each task keeps its last two: tasks that start
-again find a step that all of them have saved. The partitioned data are not saved but loaded again, and are therefore
-read-only.
+Every few steps, after a barrier, each task saves the objects that it has made and the state of its functions. So the
+newest checkpoints of two tasks are at most one apart. Each task keeps its last two, so tasks that start again find a
+step that all of them have saved. The partitioned data are not saved but loaded again, so they are read-only.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class TaskCheckpoints(Protocol):
         """Return the checkpoint of that step, which is one of the last two."""
 
     def save(self, step: int, data: bytes) -> None:
-        """Save a checkpoint. If this process dies meanwhile, the last complete one stays."""
+        """Save a checkpoint. If this process dies during the call, the last complete one remains."""
 
     def clear(self) -> None:
         """Remove all checkpoints."""
@@ -68,7 +67,7 @@ class CheckpointPlace(Protocol):
 
 
 class FolderPlace:
-    """A folder that all tasks share. Its checkpoints outlive this process, too."""
+    """A folder that all tasks share. Its checkpoints outlive this process."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
@@ -110,7 +109,7 @@ class MemoryPlace:
 
 
 class _MemoryCheckpoints:
-    """Two files in turn. Each begins with its step, which is written last, and is 0 while the rest is incomplete."""
+    """Two alternating files. Each begins with the number of its step, which is written last: 0 means incomplete."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths

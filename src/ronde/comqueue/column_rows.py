@@ -1,4 +1,4 @@
-"""Rows of tables that are read in pieces: held in memory if they fit, else streamed block by block."""
+"""Rows of tables that are read in pieces: kept in memory if they fit, otherwise streamed block by block."""
 
 from __future__ import annotations
 

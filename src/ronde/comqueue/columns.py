@@ -6,8 +6,8 @@
     "a"                                 an array of the values of this column
     {"X": ["a", "b"], "y": "c"}         arrays as attributes, each from one of the above
 
-2-d arrays hold floats: float32 where that holds the values of all columns, else float64. The values of a single column
-keep their type. A column of lists of numbers has as many columns in a 2-d array as the lists have values.
+2-d arrays contain floats: float32 if that represents the values of all columns exactly, otherwise float64. The values
+of a single column keep their type. A column of lists of numbers becomes one column of the array for each list element.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ColumnSelection:
         self.names = tuple(dict.fromkeys(name for columns, _ in self._parts.values() for name in columns))
 
     def learn(self, sample: Columns) -> None:
-        """Take dtypes and shapes from some rows; call this before the other methods."""
+        """Take dtypes and shapes from some rows. Call this before the other methods."""
         self._rows = {name: (sample[name].dtype, sample[name].shape[1:]) for name in self.names}
         self._layouts = {
             key: self._layout_of(columns, is_matrix) for key, (columns, is_matrix) in self._parts.items()

@@ -1,7 +1,7 @@
-"""The steps of a queue in which tasks exchange objects.
+"""The functions of a queue by which tasks exchange objects.
 
-Each step names an object that all tasks have under this name. Before the data, the tasks compare what they have: a
-missing object, and another structure, dtype or shape on one task, is the same error on all tasks, and no data moves.
+Each function names an object, which all tasks have under this name. Before they exchange data, the tasks compare their
+objects. If one is missing, or has a different structure, dtype or shape, all tasks raise the same error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Array = NDArray[Any]
 
 
 class CommunicateFunction(ABC):
-    """A step in which all tasks take part. To write one, exchange objects of the context by the group."""
+    """A function by which tasks exchange objects. To write one, derive from this class and use the group."""
 
     @abstractmethod
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
@@ -127,7 +127,7 @@ class ReduceScatter(CommunicateFunction):
 
 
 class Broadcast(CommunicateFunction):
-    """Give every task the object of one task. The others need not have one.
+    """Give every task the object of one task. The other tasks need not have this object.
 
     Args:
         name: The object's name. It may be any object that can be pickled.
@@ -186,7 +186,7 @@ class Gather(CommunicateFunction):
 
 
 class Barrier(CommunicateFunction):
-    """Let no task go on before all have come here."""
+    """Wait until all tasks have called this."""
 
     def __repr__(self) -> str:
         return "Barrier()"

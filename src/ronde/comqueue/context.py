@@ -1,4 +1,4 @@
-"""What the functions of a queue see: the number of their task and step, and the task's named objects."""
+"""The view of a queue's functions: the numbers of their task and step, and the task's named objects."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["ComContext"]
 class ComContext:
     """One task's view of a running queue. Each function of the queue gets it as its argument.
 
-    Objects belong to one task of one `exec`: other tasks and other runs do not see them, also if they run as threads of
-    one process.
+    Objects belong to one task of one `exec`. Other tasks and other runs do not see them, even as threads of one
+    process.
 
     Attributes:
         task_id: The number of this task, from 0.
         num_tasks: The number of tasks.
-        step_no: The number of the present step, from 1.
+        step_no: The number of the current step, from 1.
         divisions: How rows are divided among tasks, by the name of the data.
     """
 
@@ -41,14 +41,14 @@ class ComContext:
         return f"<ComContext: task {self.task_id} of {self.num_tasks}, step {self.step_no}>"
 
     def put_obj(self, name: str, obj: Any) -> None:
-        """Store an object under a name, in place of the one that it has named so far.
+        """Store an object under a name, and replace an earlier object of this name.
 
         Args:
             name: Its name.
             obj: Any object. Communicate functions work on arrays, numbers, and trees of these.
 
         Raises:
-            UsageError: The name is no text.
+            UsageError: The name is not a `str`.
         """
         if not isinstance(name, str):
             raise UsageError(f"the name of an object must be a str, not {name!r}")

@@ -86,7 +86,7 @@ def _capacity(cluster: Cluster) -> int:
     capacity = cluster.capacity()
     if capacity is None or capacity.total < 1:
         raise UsageError(
-            f"{cluster.name} does not say how many tasks it can run: give their number, as in 'NAME:4'"
+            f"{cluster.name} does not report how many tasks it can run: give their number, as in 'NAME:4'"
         )
     return capacity.total
 
@@ -97,7 +97,9 @@ def _divided(
     common, parts = divide_data(plan.broadcast, plan.partitioned, num_tasks)
     if common.openers and not is_cluster:
         (name, *_) = common.openers
-        raise UsageError(f"the rows of {name!r} lie on a cluster: run the tasks there, as by on='spark'")
+        raise UsageError(
+            f"the rows of {name!r} are on a cluster: run the tasks there, for example by on='spark'"
+        )
     return common, parts
 
 
@@ -114,7 +116,7 @@ class TaskValues(Protocol):
 
 @dataclass(frozen=True)
 class _Values:
-    """Values that are here, or travel with the function, all of them to all tasks."""
+    """Values in this process, or values that are pickled with the function: all of them for each task."""
 
     values: Sequence[Any]
 
@@ -124,7 +126,7 @@ class _Values:
 
 @dataclass(frozen=True)
 class _ThreadValues:
-    """Values as another process would have them, but for the sources of rows, which threads share."""
+    """Values as another process would have them, except sources of rows, which threads share."""
 
     copies: SharedValues
     sources: Mapping[str, RowSource]
@@ -192,10 +194,10 @@ def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) 
 
 
 def _placed(plan: Plan, cluster: Cluster) -> Cluster:
-    """Return the cluster; its tasks run where rows lie, if there are such. Raises UsageError for several places."""
+    """Return the cluster. If rows are on the cluster, its tasks run there. Raises UsageError for several places."""
     located = [data for data in plan.partitioned.values() if isinstance(data, LocatedRows)]
     if len(located) > 1:
-        raise UsageError(f"{len(located)} objects have rows that lie on the cluster: join them into one")
+        raise UsageError(f"{len(located)} objects have rows that are on the cluster: join them into one")
     for rows in located:
         rows.place(cluster)
     return cluster
@@ -248,7 +250,7 @@ def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
 
 
 class _TaskThread(threading.Thread):
-    """A task as a thread, with copies of functions and data as another process would have."""
+    """A task as a thread, with copies of functions and data, as in a separate process."""
 
     def __init__(
         self, plan: Plan, values: TaskValues, place: CheckpointPlace | None, group: ThreadGroup

@@ -1,4 +1,4 @@
-"""The functions that a queue consists of. A plain callable, which gets the context, does as well."""
+"""The functions of a queue. Any callable that takes the context can replace them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CompareCriterionFunction", "CompleteResultFunction", "ComputeFunctio
 
 
 class ComputeFunction(ABC):
-    """A computation on the objects of one task. Each task has a copy of it, which may keep what is the task's."""
+    """A computation on the objects of one task. Each task has a copy, which may keep state of this task."""
 
     @abstractmethod
     def calc(self, context: ComContext) -> None:

@@ -1,4 +1,4 @@
-"""`iterate`: a step as one function that computes and communicates, on the machine of `IterativeComQueue`."""
+"""`iterate`: runs one step function, which computes and communicates. Built on `IterativeComQueue`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class IterationResult:
     Attributes:
         state: The state after the last step, as attributes: `result.state.centers`.
         steps: The number of the last step.
-        stopped: Whether the step asked for the end; False: `max_iter` was reached.
-        outputs: What `finish` has returned, by task; empty without `finish`.
+        stopped: Whether `stop_if` ended the iteration; False: it reached `max_iter`.
+        outputs: The results of `finish`, by task; empty without `finish`.
     """
 
     state: SimpleNamespace
@@ -49,7 +49,7 @@ class IterationResult:
 
 
 class IterationStep:
-    """What a step function gets: data, state, and operations in which all tasks take part.
+    """The argument of a step function: data, state, and operations in which all tasks take part.
 
     All tasks call the same operations in the same order. Each operation takes an array, a number, or a dict, list,
     tuple or dataclass of these, and returns a new one; the argument stays as it is.
@@ -74,7 +74,7 @@ class IterationStep:
 
     @property
     def blocks(self) -> RowBlocks:
-        """The row blocks of this task, in order: iterate over it. Each block looks as `data` does."""
+        """The row blocks of this task, in order: iterate over it. Each block has the form of `data`."""
         return self._rows.blocks
 
     @property
@@ -96,7 +96,7 @@ class IterationStep:
         """Return the results of a function for each row block of this task, in order.
 
         Args:
-            function: Gets a block, which looks as `data` does.
+            function: Takes a block, which has the form of `data`.
 
         Raises:
             UsageError: The data have no row blocks: they are partitions without rows, or of different lengths.
@@ -109,13 +109,13 @@ class IterationStep:
             gradient = c.sum_blocks(lambda rows: rows.X.T @ (rows.X @ w - rows.y))
 
         Args:
-            function: Gets a block, which looks as `data` does, and returns an array, a number, or a tree of these. All
-                its results have one structure, dtype and shape. It may fill the same array each time.
+            function: Takes a block, which has the form of `data`, and returns an array, a number, or a tree of these.
+                All its results have the same structure, dtypes and shapes. It may return the same array each time.
 
         Raises:
             MismatchError: Another task has another structure, dtype or shape.
             PeerLostError: Another task has ended.
-            UsageError: As of `map_blocks`; or two blocks give another structure, dtype or shape.
+            UsageError: As of `map_blocks`; or the results for two blocks differ in structure, dtype or shape.
         """
         summands = map(function, self.blocks)
         return sum_over_blocks(summands, self._rows.division, self._group, self._buffers, name_of(function))
@@ -197,8 +197,8 @@ class IterationStep:
         """Return the object of one task.
 
         Args:
-            obj: Any object that can be pickled; that of the other tasks has no effect.
-            root: The number of the task whose object all get (0).
+            obj: Any object that can be pickled; only the object of task `root` matters.
+            root: The number of the task whose object all tasks get (0).
 
         Raises:
             PeerLostError: As of `sum`.
@@ -206,7 +206,7 @@ class IterationStep:
         return self._communicate(lambda name: Broadcast(name, root), obj)
 
     def stop_if(self, condition: Any) -> None:
-        """End the iteration after this step, if the condition is true on task 0; that of other tasks has no effect.
+        """End the iteration after this step if the condition is true on task 0. The value on other tasks has no effect.
 
         Args:
             condition: Anything with a truth value.
@@ -225,7 +225,7 @@ class IterationStep:
 
 
 class _StepItem(CommunicateFunction):
-    """A user's step function as an item of the queue. `names`: of the data, if the user has given several."""
+    """A user's step function as an item of the queue. `names`: those of the data, if the user passed several."""
 
     def __init__(self, function: Callable[[IterationStep], Any], names: Sequence[str] | None) -> None:
         self._function, self._names = function, names
@@ -243,7 +243,7 @@ class _StepItem(CommunicateFunction):
 
 
 class _LastItem(_StepItem):
-    """Makes a task's result. The function is that of the user, `finish`."""
+    """Makes a task's result. The function is the user's `finish`."""
 
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
         result = _result(context)
@@ -272,18 +272,19 @@ def iterate(
         w = iterate(step, data={"X": X, "y": y}, state={"w": zeros}, max_iter=500, on="local:2").state.w
 
     Args:
-        step: Gets an `IterationStep`. What it returns has no effect.
-        data: Rows, or a dict of them with as many rows each: arrays, SciPy matrices, data frames, Arrow tables, lists,
-            a `RowSource` such as `read` returns, or `Partitions`. Consecutive rows go to each task.
-        state: The first state by name. All tasks have a copy, and must change it in the same way.
-        max_iter: The number of the last step, if `stop_if` does not end the iteration before.
+        step: Takes an `IterationStep`. Its result has no effect.
+        data: Rows, or a dict of several with the same number of rows: arrays, SciPy matrices, data frames, Arrow
+            tables, lists, a `RowSource` such as `read` returns, or `Partitions`. Consecutive rows go to each task.
+        state: The initial state by name. All tasks have a copy, and must change it in the same way.
+        max_iter: The largest number of steps.
         on: Where the tasks run, as of `ComQueue.exec` (None: the ranks of this job, or one process for each core).
-        checkpoint_every: After how many steps the tasks save the state, to go on from there when one has been killed
-            (None: never). The data are read-only then.
-        checkpoint_folder: Where, as of `IterativeComQueue.set_checkpoint` (None: in the memory of this machine).
-        max_restarts: How often the tasks start again after one has been killed.
-        finish: Called once on each task after the last step, with the last state; `outputs` of the result has what it
-            returns (None: no call).
+        checkpoint_every: The number of steps between two checkpoints, from which the tasks continue when one of them
+            was killed (None: no checkpoints). With checkpoints, the data are read-only.
+        checkpoint_folder: The folder for checkpoints, as of `IterativeComQueue.set_checkpoint` (None: in the memory of
+            this machine).
+        max_restarts: How often the tasks may start again after one of them was killed.
+        finish: Called once on each task after the last step. The attribute `outputs` contains its results (None: no
+            call).
 
     Raises:
         RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
@@ -318,7 +319,7 @@ def _is_stopped(context: ComContext) -> bool:
 
 
 def _result(context: ComContext) -> IterationResult | None:
-    """Return the result on task 0, whose state is that of all."""
+    """Return the result on task 0. (All tasks have the same state.)"""
     if context.task_id:
         return None
     return IterationResult(context.get_obj(STATE), context.step_no, context.get_obj(STOP))

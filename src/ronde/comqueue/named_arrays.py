@@ -1,4 +1,4 @@
-"""Several arrays with equally many rows as one object, such as features and labels."""
+"""Several arrays with the same number of rows as one object, such as features and labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["NamedArrays"]
 
 
 class NamedArrays:
-    """Arrays with equally many rows, as attributes. A slice of it has some rows of each."""
+    """Arrays with the same number of rows, as attributes. A slice contains some rows of each array."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         vars(self).update(arrays)

@@ -1,4 +1,4 @@
-"""How the leaves of a tree travel: those of one dtype together, in one flat array."""
+"""Packs the leaves of a tree into flat arrays, one for each dtype, in which tasks exchange them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows of Parquet files, of which each task reads its own.
+"""Rows of Parquet files. Each task reads its own rows.
 
-A row has the same number in all tasks: files come in the order of their names, and rows as in their file. The number of
-rows follows from the metadata.
+A row has the same number in all tasks: files are in the order of their names, and rows in the order of their file. The
+number of rows comes from the metadata.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["CommonData", "Partitions", "TaskData", "divide_data", "load_data"]
 
 
 class Partitions:
-    """Data that are already divided: task i gets partition i. There must be as many as tasks.
+    """Data that are already divided: task i gets partition i. The numbers of partitions and tasks must be equal.
 
         Partitions([rows_of_task_0, rows_of_task_1])
 

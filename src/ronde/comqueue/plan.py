@@ -142,13 +142,13 @@ def _packed(plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any]
 def _restored(plan: Plan, packed: bytes, partition: Mapping[str, Any], num_tasks: int) -> dict[str, Any]:
     """Give the functions the state that a checkpoint contains, and return its objects.
 
-    Raises UsageError if it is of another number of tasks, whose partitions were others.
+    Raises UsageError if the run that saved it had another number of tasks, and so other partitions.
     """
     saved_tasks, made, kept, states = pickle.loads(packed)
     if saved_tasks != num_tasks:
         raise UsageError(
-            f"the checkpoints are of a run with {saved_tasks} tasks, and now there are {num_tasks}: start as many, or "
-            "give another folder"
+            f"the checkpoints are from a run with {saved_tasks} tasks, but this run has {num_tasks}: start "
+            f"{saved_tasks} tasks, or give another folder"
         )
     for each, state in zip(_objects_with_state(plan), states, strict=True):
         vars(each).update(state)
@@ -156,8 +156,8 @@ def _restored(plan: Plan, packed: bytes, partition: Mapping[str, Any], num_tasks
 
 
 def _objects_with_state(plan: Plan) -> list[object]:
-    """Return the objects among the functions, such as ComputeFunctions. Plain functions are not saved, so that a run
-    may go on with a corrected one; nor are functions of communication, whose state is that of the objects.
+    """Return the objects among the functions, such as ComputeFunctions. Plain functions are not saved, so a run can
+    continue with a corrected one. Functions of communication have no state besides the objects.
     """
     computing = [item.function for item in plan.items if not isinstance(item.function, CommunicateFunction)]
     last = [item.function for item in (plan.criterion, plan.complete) if item is not None]

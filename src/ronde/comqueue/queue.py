@@ -95,8 +95,8 @@ class ComQueue:
         """Set the function that makes each task's result after the last step.
 
         Args:
-            function: A function of the context, or a `CompleteResultFunction`; or a `CommunicateFunction` of yours, if
-                the tasks exchange objects for it: its method returns the result.
+            function: A function of the context, or a `CompleteResultFunction`; or a `CommunicateFunction`, if
+                the tasks exchange objects for the result, which `communicate` then returns.
 
         Raises:
             UsageError: It is none of these.
@@ -105,9 +105,9 @@ class ComQueue:
         return self
 
     def exec(self, on: str | Cluster | None = None) -> list[Any]:
-        """Run the queue, and return the results of all tasks by task (None each, without `close_with`).
+        """Run the queue, and return the results of all tasks by task (without `close_with`: None for each).
 
-        It can be called again: each run begins with the data and copies of the functions as they were given.
+        You can call it again: each run starts with the original data and with copies of the functions.
 
         Args:
             on: Where the tasks run: `"local:N"`, N processes of this machine (`"local"`: one for each core);
@@ -157,7 +157,7 @@ class IterativeComQueue(ComQueue):
         self._criterion: Item | None = None
 
     def set_max_iter(self, max_iter: int) -> Self:
-        """Set the number of the last step, if no criterion ends the iteration before.
+        """Set the largest number of steps.
 
         Args:
             max_iter: A whole number above 0.
@@ -185,19 +185,20 @@ class IterativeComQueue(ComQueue):
         return self
 
     def set_checkpoint(self, every: int, folder: str | None = None, max_restarts: int = 3) -> Self:
-        """Let the tasks save their objects after every few steps, and go on from there when a task has been killed.
+        """Save the objects of all tasks every few steps, and continue from there when a task was killed.
 
-        The result has the same bits as without the loss. All tasks start again. A checkpoint holds the objects that a
-        task has made, and the attributes of objects such as a `ComputeFunction`. The partitioned data are read-only,
-        and loaded again.
+        All tasks start again, and the result has the same bits as without the loss. A checkpoint contains the objects
+        that a task has made, and the attributes of functions that are objects, such as a `ComputeFunction`. The
+        partitioned data are read-only, and loaded again.
 
         Args:
-            every: After how many steps.
-            folder: Where, on a file system that all tasks share. Then `exec` also goes on from the last checkpoint
-                there when it is called again after a failure; at the end it removes them. None: in the memory of this
-                machine. Clusters need a folder; so do the ranks of a job, which `ronde run --max-restarts` restarts.
-            max_restarts: How often `exec` starts the tasks again after a signal has killed one (3). An exception ends
-                the run, because it would come again.
+            every: The number of steps between two checkpoints.
+            folder: A folder on a file system that all tasks share. If you call `exec` again after a failure, it
+                continues from the last checkpoint there; at the end it removes the checkpoints. None: in the memory of
+                this machine. Clusters need a folder, and so do the ranks of a job, which `ronde run --max-restarts`
+                restarts.
+            max_restarts: How often `exec` starts the tasks again after a signal killed one of them (3). An exception
+                always ends the run, because it would occur again.
 
         Raises:
             UsageError: A number is out of range.

@@ -1,4 +1,4 @@
-"""`read`: files, tables and arrays as data whose rows are divided among tasks."""
+"""`read`: describes rows in files, tables and arrays, which tasks divide among themselves."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def read(
         data = read("s3://bucket/clicks/", columns={"X": ["age", "hour"], "y": "clicked"})
         iterate(step, data=data, ...)                       # the step gets c.data.X and c.data.y
 
-    Each task reads its own rows of files. Files in a folder come in the order of their names, so that each run has the
-    same row numbers.
+    Each task reads its own rows. Files in a folder are read in the order of their names, so rows have the same numbers
+    in each run.
 
     Args:
         source: One of these:
@@ -58,12 +58,12 @@ def read(
             - an array: of NumPy, PyTorch (on the CPU), or another object that `numpy.asarray` takes; a SciPy matrix.
         columns: Which columns of files or of a table the step gets, and how. A list: a 2-d array of these columns;
             None: of all columns of numbers. A name: an array of the values of that column. A dict of these: several
-            arrays, as attributes; None in it: of all columns of numbers that are not named. 2-d arrays are of float32
-            if that holds the values of all columns, else of float64. What stands in the paths of files, such as
-            `year=2024`, is a column that must be named.
-        memory_limit: How many bytes the rows of a task may take. If they need more, each step reads them block by
-            block, and has them as `c.blocks` only (default: half of the free memory of the task's machine or control
-            group, divided by the number of tasks there). For files and Spark data frames.
+            arrays, as attributes; None in it: of all columns of numbers that are not named. 2-d arrays have the
+            dtype float32 if that represents all columns exactly, otherwise float64. A key in the paths of files, such
+            as `year=2024`, is a column if you name it.
+        memory_limit: The number of bytes that the rows of a task may take. If they need more, each step reads them
+            block by block, and gets them only as `c.blocks` (default: half of the free memory of the task's machine or
+            control group, divided by the number of tasks there). For files and Spark data frames.
         options: Passed to fsspec's file system, such as `{"anon": True}` for S3 (default: none).
 
     Raises:
@@ -100,7 +100,7 @@ def _table_rows(source: Any, columns: ColumnsOption) -> ArrayRows:
     try:
         table = pa.table(source)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise UsageError(f"the source of type {_type(source)} is no table: {error}") from None
+        raise UsageError(f"the source of type {_type(source)} is not a table: {error}") from None
     if not table.num_rows:
         raise UsageError(f"the table of type {_type(source)} has no rows: expected at least one")
     index = (table.schema.pandas_metadata or {}).get("index_columns", ())

@@ -1,4 +1,4 @@
-"""Lets a thread get the next items of an iterator while the caller works on one."""
+"""Prepares the next items of an iterator in a thread while the caller works on one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Items(Generic[T]):
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Generator[T]:
-    """Yield the items. A thread has up to `depth` of them ready; it ends with the iterator, or when that is closed."""
+    """Yield the items. A thread prepares up to `depth` of them; it ends when the iterator ends or is closed."""
     shared: _Items[T] = _Items(depth)
     thread = threading.Thread(target=shared.fetch, args=(items,), name="ronde-read-ahead", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Element-wise combinations of what all tasks have, in the order of tasks."""
+"""Element-wise combinations of the arrays of all tasks, in the order of tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Combine = Callable[[Array, Array], Array]
 def reduce_leaves(
     group: TaskGroup, leaves: Sequence[Array], op: ReduceOp | Combine, buffers: Buffers
 ) -> Iterator[Array]:
-    """Return combinations of leaves, in memory of their own. All tasks have leaves of the same dtypes and shapes."""
+    """Return combinations of leaves, as new arrays. All tasks have leaves of the same dtypes and shapes."""
     layout = layout_of(leaves)
     flats = [buffers.empty(size, dtype) for size, dtype in zip(layout.sizes, layout.dtypes)]
     if len(leaves) == 1 and leaves[0].flags.c_contiguous:  # no need to copy it

@@ -1,4 +1,4 @@
-"""What counts as rows, and how a task gets some of them."""
+"""The kinds of rows, and how a task gets some of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Rows that tasks read themselves. Give an object with these attributes as data of a queue.
+    """Rows that tasks read themselves. Pass an object with these attributes as data of a queue.
 
         class Table:                                       # rows of a file; each task reads its own
             def __init__(self, path):
@@ -35,12 +35,11 @@ class RowSource(Protocol):
             def load(self, begin, end):
                 return np.load(self.path, mmap_mode="r")[begin:end]
 
-    It is pickled for tasks in other processes, and shared by tasks that are threads. An attribute `in_memory` that is
-    False makes each step read its rows block by block instead of once. Sources may also have the methods of
-    `StreamedSource`.
+    It is pickled for tasks in other processes, and shared by tasks that are threads. If it has an attribute `in_memory`
+    that is False, each step reads its rows block by block. Sources may also have the methods of `StreamedSource`.
 
     Attributes:
-        num_rows: How many rows there are.
+        num_rows: The number of rows.
     """
 
     num_rows: int
@@ -62,10 +61,10 @@ class StreamedSource(RowSource, Protocol):
     """A source that is read block by block if its rows do not fit in memory."""
 
     def check_memory(self, rows: int, tasks_here: int) -> str:
-        """Return why a task cannot hold this number of rows in memory; "" if it can.
+        """Return why a task cannot keep this number of rows in memory; "" if it can.
 
         Args:
-            rows: Their number.
+            rows: The number of rows.
             tasks_here: The number of tasks on this machine, which share its memory.
 
         Raises:
@@ -85,20 +84,20 @@ class StreamedSource(RowSource, Protocol):
 
 @runtime_checkable
 class LocatedRows(Protocol):
-    """Rows that lie at the tasks of a cluster already, and do not pass through this process."""
+    """Rows that the tasks of a cluster already have, and that do not pass through this process."""
 
     def place(self, cluster: Cluster) -> None:
-        """Have the tasks of the cluster run where the rows are.
+        """Make the tasks of the cluster run where the rows are.
 
         Args:
-            cluster: That of the next run.
+            cluster: The cluster of the next run.
 
         Raises:
             UsageError: The rows are not there.
         """
 
     def opener(self) -> Callable[[TaskGroup], RowSource]:
-        """Return a function that each task calls for its rows, all at once. It can be pickled.
+        """Return a function that all tasks call, at the same time, to get their rows. It can be pickled.
 
         Raises:
             Nothing.
@@ -107,7 +106,7 @@ class LocatedRows(Protocol):
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Some rows of a source, which each step reads. `numbers`: of the rows; `reason`: why they are not in memory."""
+    """Some rows of a source, which each step reads. `numbers`: their numbers; `reason`: why they are not in memory."""
 
     source: RowSource
     numbers: range
@@ -122,7 +121,7 @@ class SourceRows:
 
 
 def take_rows(source: RowSource, numbers: range, tasks_here: int) -> Any:
-    """Return rows of a source in memory; or `SourceRows`, if they are not to be held there.
+    """Return rows of a source in memory; or `SourceRows`, if the source is streamed.
 
     `tasks_here`: as of `StreamedSource.check_memory`.
     """

@@ -1,4 +1,4 @@
-"""Rows of a Spark data frame, for tasks that run where these are."""
+"""Rows of a Spark data frame, for tasks that run where the rows are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SparkRows:
 
         if not isinstance(cluster, SparkCluster):
             raise UsageError(
-                f"the rows of a Spark data frame do not lie on this cluster, {type(cluster).__name__}: use on='spark' "
+                f"the rows of a Spark data frame are not on this cluster, {type(cluster).__name__}: use on='spark' "
                 "and a session that is not of Spark Connect, or read files"
             )
         cluster.take_rows(self._frame)

@@ -27,7 +27,7 @@ Read = TypeVar("Read")
 
 
 class TaskGroup(Protocol):
-    """The tasks of a queue, as one of them sees them. All tasks make the same calls in the same order.
+    """The tasks of a queue, from the view of one of them. All tasks make the same calls in the same order.
 
     Attributes:
         task_id: The number of this task, from 0.
@@ -120,7 +120,7 @@ class RankGroup:
 
 
 class _Exchange:
-    """What the threads of one group share: a value of each task, and a barrier that a task which has ended breaks."""
+    """The state that the threads of a group share: a value of each task, and a barrier that breaks when a task ends."""
 
     def __init__(self, num_tasks: int) -> None:
         self.values: list[Any] = [None] * num_tasks
@@ -144,7 +144,7 @@ class _Exchange:
                 self._changed.wait()
 
     def leave(self, task_id: int) -> None:
-        """Note that a task has ended, and that no other can meet it any more."""
+        """Note that a task has ended, so that others stop waiting for it."""
         with self._changed:
             self._ended = task_id if self._ended is None else self._ended
             self._changed.notify_all()

@@ -44,8 +44,8 @@ def test_tasks_open_what_lies_there() -> None:
 
 
 def test_one_place_at_a_time_and_on_a_cluster() -> None:
-    with pytest.raises(UsageError, match="the rows of 'data' lie on a cluster: run the tasks there"):
+    with pytest.raises(UsageError, match="the rows of 'data' are on a cluster: run the tasks there"):
         iterate(sum_step, data=RowsOfTasks(), state={}, max_iter=1, on="threads:2")
     both = {"x": RowsOfTasks(), "y": RowsOfTasks()}
-    with pytest.raises(UsageError, match="2 objects have rows that lie on the cluster: join them into one"):
+    with pytest.raises(UsageError, match="2 objects have rows that are on the cluster: join them into one"):
         iterate(sum_step, data=both, state={}, max_iter=1, on=LocalCluster(2))

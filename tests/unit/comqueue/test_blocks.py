@@ -98,7 +98,7 @@ def test_a_source_is_read_once_or_block_by_block(in_memory: bool) -> None:
 def test_rows_that_are_not_in_memory_have_no_data() -> None:
     with pytest.raises(
         RemoteError,
-        match=r"the data, 200 rows, are not held in memory, because .* is False: use `blocks` or `sum_blocks`",
+        match=r"the data, 200 rows, are not in memory, because .* is False: use `blocks` or `sum_blocks`",
     ):
         iterate(lambda c: c.data, data=Source(rows_of(200), False), state={}, max_iter=1, on="threads:2")
 

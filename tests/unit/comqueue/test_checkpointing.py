@@ -83,7 +83,7 @@ def test_a_run_goes_on_where_an_earlier_one_has_failed(tmp_path: Path) -> None:
 def test_another_number_of_tasks_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match="no luck"):
         failing_queue(tmp_path, [], fails_at=8).exec(THREE)
-    with pytest.raises(RemoteError, match="of a run with 3 tasks, and now there are 2: start as many"):
+    with pytest.raises(RemoteError, match="from a run with 3 tasks, but this run has 2: start 3 tasks"):
         failing_queue(tmp_path, [], fails_at=0).exec("threads:2")
 
 

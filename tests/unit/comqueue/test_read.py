@@ -122,7 +122,7 @@ def test_tasks_read_files(memory_limit: int | None, folder: Path) -> None:
 
 def test_rows_that_are_streamed_are_no_data(folder: Path) -> None:
     rows = read(folder, memory_limit=3)
-    with pytest.raises(RemoteError, match=r"not held in memory, because 25 rows of .* need 0.000381 MiB"):
+    with pytest.raises(RemoteError, match=r"not in memory, because 25 rows of .* need 0.000381 MiB"):
         iterate(lambda c: c.data, data=rows, state={}, max_iter=1, on="threads:2")
 
 

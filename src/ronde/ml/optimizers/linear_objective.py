@@ -91,7 +91,15 @@ class LinearObjective(Objective):
         return result
 
     def scores(self, X: Any, w: Array) -> Array:
-        """Return the predictions, shape (rows,) or (rows, outputs)."""
+        """Return the predictions for some rows, shape (rows,) or (rows, outputs), float64.
+
+        Args:
+            X: The rows, shape (rows, columns): an array or a SciPy CSR matrix.
+            w: The weights.
+
+        Raises:
+            Nothing.
+        """
         factors = w[..., :-1] if self.fit_intercept else w
         scores: Array = np.asarray(X @ factors.T.astype(X.dtype, copy=False), dtype=np.float64)
         if self.fit_intercept:
@@ -99,7 +107,16 @@ class LinearObjective(Objective):
         return scores
 
     def add_gradient(self, gradient: Array, X: Any, slopes: Array) -> None:
-        """Add the gradient of a sum by w, whose derivatives by the scores are `slopes`."""
+        """Add to a gradient by w that of a function of the scores of some rows.
+
+        Args:
+            gradient: The array to add to, with the shape of w.
+            X: The rows, as of `scores`.
+            slopes: The derivatives of the function by the scores, with the shape of these.
+
+        Raises:
+            Nothing.
+        """
         by_factors = (X.T @ slopes.astype(X.dtype, copy=False)).T
         if self.fit_intercept:
             gradient[..., :-1] += by_factors
