@@ -1,4 +1,5 @@
-"""Counts the bytes that each operation moves between hosts, beside the least that any algorithm can move.
+"""Counts the bytes that each operation moves between hosts, beside the least that any algorithm can move
+and what the model of cost (`core/collective_traffic`) says.
 
     python benchmarks/wire_bytes.py                            # as root: the hosts are network namespaces
     python benchmarks/wire_bytes.py --hosts 3 --ranks-per-host 4 --mib 8
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import ronde
+from ronde.core.collective_traffic import JobShape, least_traffic, traffic_of, usual_algorithm
 from ronde.testing import hosts
 
 CALLS = 4  # of each operation
@@ -39,6 +41,19 @@ class Shape:
     def nbytes(self) -> int:
         return self.count * np.dtype(np.float32).itemsize
 
+    @property
+    def job(self) -> JobShape:
+        return JobShape(self.num_hosts, self.ranks_per_host)
+
+    def least_bytes(self, operation: str) -> int:
+        """Return what all hosts together must send, by any algorithm."""
+        return least_traffic(operation, self.job, self.nbytes).sent_bytes
+
+    def modelled_bytes(self, operation: str) -> int:
+        """Return what they should send by Ronde's algorithm."""
+        algorithm = usual_algorithm(operation, self.job, self.nbytes)
+        return traffic_of(operation, algorithm, self.job, self.nbytes).sent_bytes
+
 
 OPERATIONS: dict[str, Callable[[Any, Any, Shape], object]] = {
     "allreduce": lambda world, x, _: world.allreduce(x, op=ronde.Sum),
@@ -50,24 +65,6 @@ OPERATIONS: dict[str, Callable[[Any, Any, Shape], object]] = {
     "scatter": lambda world, x, _: world.scatter(x if world.rank == ROOT else None, ROOT),
     "alltoall": lambda world, x, _: world.alltoall(x),
 }
-
-
-def least_bytes(operation: str, shape: Shape) -> float:
-    """Return the least number of bytes that all hosts together must send.
-
-    Each host can first combine what its own ranks have, and distribute what it gets among them. So a sum needs one
-    array from each host, and a copy one array for each host. An all-reduce is a reduce-scatter and an all-gather of the
-    hosts' sums. Patarasuk, Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 69(2),
-    2009, section 2.
-    """
-    others = shape.num_hosts - 1
-    if operation == "allreduce":
-        return 2 * others * shape.nbytes
-    if operation in ("gather", "scatter"):  # what belongs to the root's host stays there
-        return shape.nbytes * others / shape.num_hosts
-    if operation == "alltoall":
-        return shape.ranks * shape.nbytes * others / shape.num_hosts
-    return others * shape.nbytes
 
 
 def sent_bytes() -> int:
@@ -98,11 +95,11 @@ def count_bytes(num_hosts: int, ranks_per_host: int, count: int) -> dict[str, in
     return counts
 
 
-def measure(shape: Shape) -> dict[str, float]:
-    """Return the bytes between hosts of each operation, as a multiple of the least that is possible. Needs root."""
+def measure(shape: Shape) -> dict[str, int]:
+    """Return the bytes that all hosts send to each other in a call of each operation. Needs root."""
     with hosts.Hosts(shape.num_hosts, ranks_per_host=shape.ranks_per_host) as some:
         by_rank = some.run(count_bytes, shape.num_hosts, shape.ranks_per_host, shape.count)
-    return {name: sum(counts[name] for counts in by_rank) / least_bytes(name, shape) for name in OPERATIONS}
+    return {name: sum(counts[name] for counts in by_rank) for name in OPERATIONS}
 
 
 def main() -> None:
@@ -117,9 +114,11 @@ def main() -> None:
     count = options.mib * (1 << 20) // np.dtype(np.float32).itemsize // ranks * ranks
     shape = Shape(options.hosts, options.ranks_per_host, count)
     print(f"{shape.num_hosts} hosts with {shape.ranks_per_host} ranks each, {options.mib} MiB")
-    print(f"{'operation':>14}{'least MiB':>12}{'sent / least':>14}")
-    for name, ratio in measure(shape).items():
-        print(f"{name:>14}{least_bytes(name, shape) / (1 << 20):12.2f}{ratio:14.3f}")
+    print(f"{'operation':>14}{'least MiB':>12}{'sent / least':>14}{'model / least':>15}")
+    for name, sent in measure(shape).items():
+        least = shape.least_bytes(name)
+        modelled = shape.modelled_bytes(name) / least
+        print(f"{name:>14}{least / (1 << 20):12.2f}{sent / least:14.3f}{modelled:15.3f}")
 
 
 if __name__ == "__main__":

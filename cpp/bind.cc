@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/select.h"
 #include "bind_border.h"
 #include "bind_connections.h"
 #include "communicator.h"
@@ -440,6 +441,14 @@ NB_MODULE(_native, module) {
       .def("abandon", &ronde::abandon_for_good<Communicator>)
       .def("is_crowded", &Communicator::is_crowded)
       .def("has_failed", &Communicator::has_failed);
+  // For a test: the algorithm of an all-reduce of float32 values by the default settings.
+  module.def(
+      "select_allreduce",
+      [](size_t bytes, int size, int hosts) {
+        return static_cast<int>(ronde::select_allreduce(ronde::Algorithm::kAuto, {}, bytes, ronde::DType::kFloat32,
+                                                        ronde::ReduceOp::kSum, size, hosts));
+      },
+      "bytes"_a, "size"_a, "hosts"_a);
   ronde::bind_centers(module);
   ronde::bind_connections(module);
   ronde::bind_store(module);

@@ -5,8 +5,8 @@
 // together move every byte across once per direction and every core has a share of the work. If hosts have different
 // numbers of ranks, there are as many rails as the smallest host has ranks.
 //
-// Small messages save two of the three steps: every rank sums its whole host (one exchange in shared memory) and then
-// the whole message along its rail.
+// Small messages save two of the three steps, unless a host has very many ranks: every rank sums its whole host (one
+// exchange in shared memory) and then the whole message along its rail.
 //
 // A reduction to a root takes the same steps, but sends the shards to the ranks of the root's host, and from them to
 // the root. Small reductions, and a broadcast, take one *leader* per host: the root on its own host, the first rank
@@ -32,7 +32,8 @@
 namespace ronde {
 namespace {
 
-constexpr size_t kShardAlignment = 64;  // elements
+constexpr size_t kShardAlignment = 64;    // elements
+constexpr size_t kWholeBytes = 16 << 10;  // what the rails of a host may send where each carries the whole message
 
 // One rank per host, by host number. The root is the leader of its host.
 std::vector<int> leaders(const Hierarchy& hierarchy, int root) {
@@ -60,14 +61,16 @@ Reduction across_hosts(const Hierarchy& hierarchy, const Call& call) {
   return {partial_type(call.dtype, call.op), call.op, hierarchy.divisor, call.dtype};
 }
 
-// `count` elements, of the whole buffer or of a shard. `in` is `out` unless the types differ.
+// `count` elements, of the whole buffer or of a shard. `in` is `out` unless the types differ. The rails share the link
+// of their host, so the algorithm depends on what all of them carry.
 void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& members, const void* in, void* out,
                       size_t count) {
   call.count = count;
   const Group group(hierarchy.mesh, members);
   const Reduction across = across_hosts(hierarchy, call);
-  const Algorithm algorithm = select_allreduce(Algorithm::kAuto, hierarchy.over, count * size_of(call.dtype),
-                                               call.dtype, call.op, group.size(), group.size());
+  const size_t carried = count * size_of(call.dtype) * rail_count(hierarchy);
+  const Algorithm algorithm =
+      select_allreduce(Algorithm::kAuto, hierarchy.over, carried, call.dtype, call.op, group.size(), group.size());
   if (algorithm == Algorithm::kDirect || across.dtype != across.result) {
     allreduce_direct(group, call, in, out, across, hierarchy.scratch);
   } else if (algorithm == Algorithm::kRing) {
@@ -151,7 +154,8 @@ void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* 
   const auto memory_for = [&](size_t elements, std::byte* result) {
     return inside.result == call.dtype ? result : hierarchy.partials.get(elements * inside.result_bytes());
   };
-  if (count * size_of(call.dtype) <= kSmallBytes && is_homogeneous(hierarchy)) {
+  const size_t bytes = count * size_of(call.dtype);
+  if (bytes <= kSmallBytes && bytes * rail_count(hierarchy) <= kWholeBytes && is_homogeneous(hierarchy)) {
     std::byte* const sum = memory_for(count, static_cast<std::byte*>(out));
     host.allreduce(call, inside, in, sum, count);
     allreduce_across(hierarchy, call, rail(hierarchy, host.index()), sum, out, count);
@@ -185,7 +189,8 @@ void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in,
     Call part = call;
     part.count = shards.counts[index];
     const std::vector<int> members = rail(hierarchy, host.index());
-    reduce_to_root(Group(hierarchy.mesh, members), part, sum, shard, root_host, across, hierarchy.scratch);
+    reduce_to_root(Group(hierarchy.mesh, members), part, sum, shard, root_host, across, hierarchy.scratch,
+                   kSegmentBytes, kOneStepBytes / rail_count(hierarchy));
   }
   if (hierarchy.my_host != root_host) return;
   const int root = position(hierarchy.ranks_of_host[root_host], call.root);

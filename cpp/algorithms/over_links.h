@@ -26,6 +26,8 @@
 namespace ronde {
 
 inline constexpr size_t kSegmentBytes = 256 << 10;
+// Up to this size a root gets all contributions to a reduction itself.
+inline constexpr size_t kOneStepBytes = 16 << 10;
 
 // out[i] = in[i] of rank 0 (op) in[i] of rank 1 (op) ..., on every rank; `in` may be `out`. All ranks get bitwise the
 // same result.
@@ -43,9 +45,11 @@ void allreduce_ring(const Group& group, const Call& call, const void* in, void* 
 void allreduce_doubling(const Group& group, const Call& call, const void* in, void* out, const Reduction& reduction,
                         Scratch& scratch);
 
-// The result of allreduce_direct, on the root only; the other ranks ignore `out`. `in` may be `out`.
+// The result of allreduce_direct, on the root only; the other ranks ignore `out`. `in` may be `out`. All ranks must
+// pass the same `one_step_bytes`; several groups that share the links of their hosts also share kOneStepBytes.
 void reduce_to_root(const Group& group, const Call& call, const void* in, void* out, int root,
-                    const Reduction& reduction, Scratch& scratch, size_t segment_bytes = kSegmentBytes);
+                    const Reduction& reduction, Scratch& scratch, size_t segment_bytes = kSegmentBytes,
+                    size_t one_step_bytes = kOneStepBytes);
 
 // Cuts the result of allreduce_direct into counts[0], counts[1], ... elements, call.count in all; rank r gets piece r.
 // `out` may be this rank's piece of `in`.

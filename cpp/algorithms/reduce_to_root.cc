@@ -11,10 +11,8 @@
 namespace ronde {
 namespace {
 
-constexpr size_t kOneStepBytes = 16 << 10;
-
-Chunks owners(size_t count, size_t element_bytes, int size, int root) {
-  if (size > 2 && count * element_bytes > kOneStepBytes) return Chunks::even(count, size);
+Chunks owners(size_t count, size_t element_bytes, int size, int root, size_t one_step_bytes) {
+  if (size > 2 && count * element_bytes > one_step_bytes) return Chunks::even(count, size);
   std::vector<size_t> counts(size, 0);
   counts[root] = count;
   return Chunks::of(counts);
@@ -23,8 +21,8 @@ Chunks owners(size_t count, size_t element_bytes, int size, int root) {
 }  // namespace
 
 void reduce_to_root(const Group& group, const Call& call, const void* in, void* out, int root,
-                    const Reduction& reduction, Scratch& scratch, size_t segment_bytes) {
-  const Chunks chunks = owners(call.count, reduction.item_bytes(), group.size(), root);
+                    const Reduction& reduction, Scratch& scratch, size_t segment_bytes, size_t one_step_bytes) {
+  const Chunks chunks = owners(call.count, reduction.item_bytes(), group.size(), root, one_step_bytes);
   Results results{.receiver = root, .own = nullptr, .all = nullptr};
   if (group.rank() == root) {
     results.all = static_cast<std::byte*>(out);

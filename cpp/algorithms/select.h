@@ -2,6 +2,7 @@
 // know: the settings, the call, and the numbers of ranks and hosts.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -28,9 +29,22 @@ struct SwitchOver {
   static constexpr size_t kByRanks = size_t{1} << 62;  // larger than any tensor
 
   size_t hierarchical_bytes = 0;      // from this size on, hosts with several ranks first reduce inside the host
-  size_t doubling_bytes = 16 * 1024;  // up to this size doubling, which has the fewest steps
-  size_t ring_bytes = kByRanks;       // from this size on a ring; kByRanks: with more than kDirectRanks ranks
+  size_t doubling_bytes = 64 * 1024;  // up to this size doubling, which has the fewest steps
+  size_t ring_bytes = kByRanks;       // from this size on a ring; kByRanks: where each of many ranks has a large chunk
 };
+
+// src/ronde/core/cost_model.py is where the numbers come from; a test holds this choice against it.
+inline Algorithm select_across(const SwitchOver& over, size_t bytes, int size) {
+  constexpr int kDirectRanks = 16;  // each rank of direct sends to all others at once
+  constexpr size_t kRingChunkBytes = 64 * 1024;
+  const auto ranks = static_cast<size_t>(size);
+  // Doubling has two steps more if the number of ranks is no power of two; direct has fewer than that for few ranks.
+  const size_t divisor = size <= kDirectRanks && !std::has_single_bit(ranks) ? 4 : 1;
+  if (bytes <= over.doubling_bytes / divisor) return Algorithm::kDoubling;
+  const bool is_by_ranks = over.ring_bytes == SwitchOver::kByRanks;
+  const bool is_ring = is_by_ranks ? size > kDirectRanks && bytes >= ranks * kRingChunkBytes : bytes >= over.ring_bytes;
+  return is_ring ? Algorithm::kRing : Algorithm::kDirect;
+}
 
 inline Algorithm select_allreduce(Algorithm wanted, const SwitchOver& over, size_t bytes, DType dtype, ReduceOp op,
                                   int size, int hosts) {
@@ -41,11 +55,8 @@ inline Algorithm select_allreduce(Algorithm wanted, const SwitchOver& over, size
     return Algorithm::kHierarchical;
   }
   // As if each host had one rank. Doubling and ring would have to forward sums of 16-bit floats as float32.
-  constexpr int kDirectRanks = 16;  // each rank of direct sends to all others at once
   if (partial_type(dtype, op) != dtype) return Algorithm::kDirect;
-  if (bytes <= over.doubling_bytes) return Algorithm::kDoubling;
-  const bool is_ring = over.ring_bytes == SwitchOver::kByRanks ? size > kDirectRanks : bytes >= over.ring_bytes;
-  return is_ring ? Algorithm::kRing : Algorithm::kDirect;
+  return select_across(over, bytes, size);
 }
 
 }  // namespace ronde

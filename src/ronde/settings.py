@@ -265,13 +265,14 @@ class Settings:
     doubling_bytes: int | None = _setting(
         "RONDE_DOUBLING_BYTES",
         None,
-        "Largest all-reduce that `auto` does by `doubling` between hosts. None: 16 KiB.",
+        "Largest all-reduce that `auto` does by `doubling` between hosts; a quarter of it between 3, 5, 6, 7 or 9 to "
+        "15 hosts. None: 64 KiB.",
         bytes_up_to("2GiB"),
     )
     ring_bytes: int | None = _setting(
         "RONDE_RING_BYTES",
         None,
-        "Smallest all-reduce that `auto` does by `ring` between hosts. None: any, with more than 16 ranks.",
+        "Smallest all-reduce that `auto` does by `ring` between hosts. None: 64 KiB for each host, of more than 16.",
         bytes_up_to("2GiB"),
     )
     autotune: bool = _setting(

@@ -1,0 +1,86 @@
+"""How long collectives take on a machine, by what they move and how fast it moves there. Pure.
+
+The phases of an algorithm follow one another, so their times add up. `ronde bench` prints what the model expects beside
+what it measures, and a test holds the choices of the data plane against it.
+"""
+
+from __future__ import annotations
+
+from ronde.core.collective_traffic import (
+    JobShape,
+    Traffic,
+    algorithms_of,
+    least_traffic,
+    traffic_of,
+)
+from ronde.light_dataclasses import dataclass
+
+__all__ = ["Prediction", "Rates", "least_seconds", "predict", "predict_all", "seconds_of"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a machine is; of hosts that differ, the slowest.
+
+    Attributes:
+        memory_bytes_per_s: What all ranks of a host together move to and from memory, in whole lines.
+        exchange_s: The time in which all ranks of a host wait for one another.
+        link_bytes_per_s: What a host sends to others, while it receives as much. 0: there is one host.
+        message_s: The time that a small message is on its way between two hosts.
+        frame_s: The processor time of sending or receiving one message.
+    """
+
+    memory_bytes_per_s: float
+    exchange_s: float
+    link_bytes_per_s: float = 0.0
+    message_s: float = 0.0
+    frame_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The expected time of one call. `share`: of the shortest time that any algorithm could take, from 0 to 1."""
+
+    algorithm: str
+    seconds: float
+    share: float
+
+
+def seconds_of(traffic: Traffic, rates: Rates) -> float:
+    """Return the time in which a machine moves this."""
+    across = (traffic.busiest_bytes + traffic.lead_bytes) / rates.link_bytes_per_s if traffic.steps else 0.0
+    waits = (
+        traffic.steps * rates.message_s
+        + traffic.frames * rates.frame_s
+        + traffic.exchanges * rates.exchange_s
+    )
+    return across + traffic.memory_bytes / rates.memory_bytes_per_s + waits
+
+
+def least_seconds(operation: str, shape: JobShape, nbytes: int, rates: Rates) -> float:
+    """Return the time that no algorithm can undercut: links, memory and waits, as if all went on at the same time."""
+    least = least_traffic(operation, shape, nbytes)
+    only_links = Traffic(busiest_bytes=least.busiest_bytes, steps=least.steps)
+    only_memory = Traffic(memory_bytes=least.memory_bytes)
+    only_waits = Traffic(steps=least.steps, exchanges=least.exchanges)
+    return max(seconds_of(part, rates) for part in (only_links, only_memory, only_waits))
+
+
+def predict(
+    operation: str, algorithm: str, shape: JobShape, nbytes: int, rates: Rates, is_symmetric: bool = False
+) -> Prediction:
+    """Return the time that the algorithm should take."""
+    seconds = seconds_of(traffic_of(operation, algorithm, shape, nbytes, is_symmetric), rates)
+    least = least_seconds(operation, shape, nbytes, rates)
+    return Prediction(algorithm, seconds, least / seconds if seconds > 0 else 1.0)
+
+
+def predict_all(
+    operation: str, shape: JobShape, nbytes: int, rates: Rates, is_symmetric: bool = False
+) -> list[Prediction]:
+    """Return a prediction for each algorithm, the fastest first."""
+    each = [
+        predict(operation, algorithm, shape, nbytes, rates, is_symmetric)
+        for algorithm in algorithms_of(operation, shape)
+    ]
+    return sorted(each, key=lambda one: one.seconds)
