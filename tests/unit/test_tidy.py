@@ -18,7 +18,7 @@ import pytest
 
 import ronde
 from ronde import errors
-from ronde.cli import doctor, run, store, trace
+from ronde.cli import bench, doctor, run, store, trace
 
 ROOT = Path(__file__).parents[2]
 FILE_LINES = 600  # a file has one idea: one that is longer has several
@@ -148,7 +148,7 @@ def test_no_two_classes_have_the_same_name() -> None:
 
 
 def test_the_files_that_the_architecture_names_exist() -> None:
-    rooms = "core|net|process|comm|comqueue|backends|engine|torch|parquet|spark|ml|compat|launch|cli|testing"
+    rooms = "core|net|process|comm|comqueue|backends|engine|torch|parquet|spark|ml|compat|launch|cli|bench|testing"
     named = re.findall(rf"`((?:{rooms})/[\w/]+|[\w/]+\.(?:h|cc|py))`", (ROOT / "ARCHITECTURE.md").read_text())
     starts = (
         "",
@@ -223,6 +223,7 @@ def documents() -> Iterator[tuple[str, str]]:
     yield "ronde run --help", run.full_help()
     yield "ronde store --help", store.HELP
     yield "ronde trace --help", trace.HELP
+    yield "ronde bench --help", bench.HELP
     yield "ronde doctor --help", doctor.HELP
     for name in ronde.__all__:
         member = getattr(ronde, name)

@@ -12,7 +12,7 @@ from ronde.errors import UsageError
 __all__ = ["main", "show", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-VERBS = ("run", "store", "trace", "doctor")  # each is a module, loaded on demand
+VERBS = ("run", "store", "trace", "bench", "doctor")  # each is a module, loaded on demand
 
 HELP = """\
 usage: ronde run -n N [options] script.py [arguments]
@@ -20,6 +20,7 @@ usage: ronde run -n N [options] script.py [arguments]
   ronde run        start a program in several processes (see ronde run --help)
   ronde store      serve a store in which the nodes of a job meet (see ronde store --help)
   ronde trace      merge the timelines of several ranks (see ronde trace --help)
+  ronde bench      measure collectives beside what the machine allows (see ronde bench --help)
   ronde doctor     check this machine for what slows ranks down (see ronde doctor --help)
   ronde --version  print the version
   ronde --help     print this help
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"unknown command {verb!r}{nearest(verb, [*VERBS, '--help', '--version'])}")
         name = f"ronde {verb}"
         _require_directory()
-        if verb == "run" and argv is None and (ended := _run_in_child()) is not None:
+        if verb in ("run", "bench") and argv is None and (ended := _run_in_child()) is not None:
             return ended
         code: int = import_module(f"ronde.cli.{verb}").run(words[1:])
         return code
