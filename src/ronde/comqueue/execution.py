@@ -23,7 +23,8 @@ from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_
 from ronde.engine.process import init
 from ronde.environment import environment
 from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
-from ronde.launch.callables import run
+from ronde.launch.callables import ElasticLaunch, run
+from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.light_dataclasses import dataclass, replace
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 # Sums are formed in the order of tasks, also between hosts.
 ORDERED = {"RONDE_ALLREDUCE_ALGORITHM": "direct"}
 THREADS_OF_A_PROCESS = "OMP_NUM_THREADS"
+# What every task imports. One process does so, and the tasks are forked from it.
+IMPORTS = (__name__, "multiprocessing.spawn", "cloudpickle")
 
 _turns: WeakKeyDictionary[Cluster, threading.Lock] = WeakKeyDictionary()
 _turns_lock = threading.Lock()
@@ -178,8 +181,14 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
         values = SharedValues([common, *parts], stack)
         rule = plan.checkpoint
         place = MemoryPlace(num_tasks, stack) if rule and rule.folder is None else _folder_of(plan)
-        call = (_without_data(plan), values, place)
-        return _repeat(rule, lambda: run(_run_rank, call, np=num_tasks, environment=variables))
+        worker = WorkerSpec(argv=(), slots=num_tasks, environment=variables, preload=IMPORTS)
+        launch = ElasticLaunch(LaunchConfig(worker), _run_rank, start_method="forkserver")
+
+        def run_once() -> list[Any]:
+            results = launch(_without_data(plan), values, place)
+            return [results[rank] for rank in range(num_tasks)]
+
+        return _repeat(rule, run_once)
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
