@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -188,6 +189,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         kinds = {"processes": kinds["processes"]}
     before = {kind: look() for kind, look in kinds.items()}
     yield
+    if kept := sys.modules.get("ronde.launch.templates.kept"):  # it may stay until this process ends
+        kept.close_kept_template()
     deadline = time.monotonic() + GRACE_S
     left = {kind: look() - before[kind] for kind, look in kinds.items()}
     while any(left.values()) and time.monotonic() < deadline:

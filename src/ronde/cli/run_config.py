@@ -238,7 +238,7 @@ def _worker(asked: RunArguments, command: Sequence[str], slots: int, here: Here)
     )
 
 
-def _patience(asked: RunArguments, here: Here) -> dict[str, int]:
+def _patience(asked: RunArguments, here: Here) -> dict[str, Any]:
     """Return how long workers may take to end, if an option or torchrun's variable says so."""
     variable = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     text = here.environment.get(variable, "").strip()

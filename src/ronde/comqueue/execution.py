@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 # Sums are formed in the order of tasks, also between hosts.
 ORDERED = {"RONDE_ALLREDUCE_ALGORITHM": "direct"}
 THREADS_OF_A_PROCESS = "OMP_NUM_THREADS"
-# What every task imports. One process does so, and the tasks are forked from it.
+# What every task imports. One process does so, the tasks are forked from it, and it waits for the next iteration.
 IMPORTS = (__name__, "multiprocessing.spawn", "cloudpickle")
 
 _turns: WeakKeyDictionary[Cluster, threading.Lock] = WeakKeyDictionary()
@@ -181,7 +181,13 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
         values = SharedValues([common, *parts], stack)
         rule = plan.checkpoint
         place = MemoryPlace(num_tasks, stack) if rule and rule.folder is None else _folder_of(plan)
-        worker = WorkerSpec(argv=(), slots=num_tasks, environment=variables, preload=IMPORTS)
+        worker = WorkerSpec(
+            argv=(),
+            slots=num_tasks,
+            environment=variables,
+            preload=IMPORTS,
+            keeps_template=threading.current_thread() is threading.main_thread(),
+        )
         launch = ElasticLaunch(LaunchConfig(worker), _run_rank, start_method="forkserver")
 
         def run_once() -> list[Any]:

@@ -91,9 +91,10 @@ class WorkerSpec:
     `environment`: variables that override the launcher's environment; `exported`: those of them that the user named,
     whose values are never shown. `preload`: modules that a template process imports before workers are started again;
     None: chosen from the script's text; empty: no template. `fork`: the first workers come from the template, too, and
-    wait for its imports. `key_by_descriptor`: workers get the job key in a memory file instead of their environment.
-    `signals`: those that the launcher passes on to the workers, and that end the job. `virtual_local_rank`: each worker
-    sees one GPU, as device 0, and local rank 0.
+    wait for its imports. `keeps_template`: after a success this process keeps the template for its next job with the
+    same imports; only for jobs of the main thread. `key_by_descriptor`: workers get the job key in a memory file
+    instead of their environment. `signals`: those that the launcher passes on to the workers, and that end the job.
+    `virtual_local_rank`: each worker sees one GPU, as device 0, and local rank 0.
     """
 
     argv: tuple[str, ...]
@@ -105,6 +106,7 @@ class WorkerSpec:
     exported: frozenset[str] = frozenset()
     preload: tuple[str, ...] | None = None
     fork: bool = False
+    keeps_template: bool = False
     binding: Binding = Binding.NONE
     stop_signal: int = 15
     grace_ns: int = GRACE_NS  # for workers to notice a failure and end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.ranks.comqueue import kmeans
 
-from ronde.comqueue import AllReduce, Barrier, ComContext, IterativeComQueue, iterate
+from ronde.comqueue import AllReduce, Barrier, ComContext, IterationStep, IterativeComQueue, iterate
 from ronde.errors import RemoteError
 from ronde.launch.clusters.local import LocalCluster
 from ronde.testing import ranks
@@ -126,6 +127,35 @@ def test_without_restarts_left_the_death_is_the_error(tmp_path: Path) -> None:
     queue = kmeans.noisy_queue(str(tmp_path / "died")).set_checkpoint(every=5, max_restarts=0)
     with pytest.raises(RemoteError, match=r"rank 1 .*SIGKILL"):
         queue.exec("local:2")
+
+
+def note_origin(c: IterationStep) -> None:
+    """Note of which process this task is a copy, and where it runs."""
+    c.state.origin, c.state.folder = os.getppid(), os.getcwd()
+    if c.state.fails:
+        raise ValueError
+
+
+def test_later_iterations_fork_tasks_from_the_process_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def state(fails: bool = False) -> Any:
+        start = {"origin": 0, "folder": "", "fails": fails}
+        return iterate(note_origin, data=[1], state=start, max_iter=1, on="local:1").state
+
+    first = state()
+    assert state().origin == first.origin
+    monkeypatch.chdir(tmp_path)
+    moved = state()
+    assert moved.folder == str(tmp_path)
+    assert moved.origin != first.origin
+    os.kill(moved.origin, signal.SIGKILL)
+    os.waitid(os.P_PID, moved.origin, os.WEXITED | os.WNOWAIT)
+    after_death = state()
+    assert after_death.origin not in (first.origin, moved.origin)
+    with pytest.raises(RemoteError, match="ValueError"):
+        state(fails=True)
+    assert not Path(f"/proc/{after_death.origin}").exists()
 
 
 @pytest.mark.slow

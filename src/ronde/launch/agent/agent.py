@@ -236,6 +236,8 @@ class _Shell:
                     self._screen.say(line)
             while (self._screen.waiting or self._starter.logs.waiting) and not self._hurry:
                 self._turn()
+            if self._exit.code == 0:
+                self._starter.end_successfully()
             return self._result(self._exit)
         finally:
             if self._supervisor:

@@ -88,11 +88,10 @@ class Starter:
         }
         with output.files() as (stdout, stderr):
             reads = self._reads and worker.index == 0 and not is_in_background(0)
-            keep = (*self._keep, 0) if reads else self._keep
+            keep = (*self._keep, self.announcements.worker_fd, *([0] if reads else []))
             wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores(worker))
             process = self._from_template(worker.argv, environment, wishes, signals)
             if process is None:
-                wishes["keep"] = (*keep, self.announcements.worker_fd)  # a template has this descriptor
                 process = Process(worker.argv, environment, **wishes)
         process.guard = self._guard
         self._guard.add(process.pid)
@@ -130,11 +129,15 @@ class Starter:
 
         if command_of(worker.argv) is None:
             return
+        environment = {**self._environment, **worker.environment}
+        if self._spec.keeps_template:
+            from ronde.launch.templates.kept import take_template
+
+            self._template = take_template(worker.argv, environment, self._spec.preload)
+            if self._template is not None:
+                return
         try:
-            environment = {**self._environment, **worker.environment}
-            self._template = Template(
-                worker.argv, environment, self._spec.preload, [self.announcements.worker_fd]
-            )
+            self._template = Template(worker.argv, environment, self._spec.preload)
         except OSError as error:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
 
@@ -154,6 +157,14 @@ class Starter:
     def logs(self) -> LogWriter:
         """The writer of the files of --tee."""
         return self._outputs.logs
+
+    def end_successfully(self) -> None:
+        """Keep the template for the next job of this process if the configuration says so. Call this before `close`."""
+        if self._spec.keeps_template and self._template is not None and self._template.is_ready():
+            from ronde.launch.templates.kept import keep_template
+
+            keep_template(self._template)
+            self._template = None
 
     def close(self) -> None:
         """End the template and the guard, and close the outputs."""

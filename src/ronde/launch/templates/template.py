@@ -60,13 +60,14 @@ class Template:
         argv: Sequence[str],
         environment: Mapping[str, str],
         modules: Sequence[str] | None = None,
-        shared: Sequence[int] = (),
     ) -> None:
         at = command_of(argv)
         assert at is not None
         self._at = at
         self._same = list(argv[: at + 1])  # the first words of all commands that it serves
         self._environment = {name: value for name, value in environment.items() if name not in _OF_ONE_WORKER}
+        self._modules = modules
+        self._surroundings = _surroundings()
         self._ready = False
         self.begun_ns = time.monotonic_ns()
         self.problem = ""  # why it cannot be used, if so
@@ -76,7 +77,7 @@ class Template:
         nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._process: GroupLeader = Process(
-                command, self._environment, stdout=nothing, stderr=nothing, keep=[theirs.fileno(), *shared]
+                command, self._environment, stdout=nothing, stderr=nothing, keep=[theirs.fileno()]
             )
         except BaseException:
             self._control.close()
@@ -101,6 +102,15 @@ class Template:
             if not self._ready:
                 self._give_up(message[1:] or "it has ended")
         return self._ready
+
+    def can_serve(
+        self, argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str] | None
+    ) -> bool:
+        """Return whether a template that has served a job can serve another one with these imports, too."""
+        if self._ready and self._receive(0) is not None:
+            self._give_up("it has ended")
+        same = self._modules == modules and self._surroundings == _surroundings()
+        return self._ready and same and self._fits(argv, environment)
 
     def start_worker(
         self,
@@ -184,6 +194,10 @@ class Template:
         self.problem, self._ready = problem, False
         self._process.signal_group(9)
 
+    def leave_to_parent(self) -> None:
+        """Let go of the template in a forked child, whose parent goes on to use it."""
+        self._control.close()
+
     def close(self) -> None:
         """Kill the template and the workers that are left of it."""
         self._control.close()
@@ -192,6 +206,15 @@ class Template:
         poll.register(self._process.pidfd, select.POLLIN)
         if poll.poll(LAST_WAIT_NS / 1e6):  # a hung mount may hold even a killed process
             self._process.reap()
+
+
+def _surroundings() -> tuple[object, ...]:
+    """Return what a process inherits from this one besides its environment, as far as it matters to a worker."""
+    texts = []
+    for name in ("cgroup", "limits"):
+        with open(f"/proc/self/{name}", encoding="utf-8") as file:
+            texts.append(file.read())
+    return os.readlink("/proc/self/cwd"), os.sched_getaffinity(0), *texts
 
 
 class _Forked(GroupLeader):
