@@ -61,7 +61,7 @@ class FlinkCluster:
         java.getCheckpointConfig().disableCheckpointing()  # a blocked task takes no part in checkpoints
         self._configuration = java.getConfiguration()
         self._is_local = self._configuration.getString(TARGET, None) == LOCAL
-        self._is_cancelled = threading.Event()
+        self._is_cancelled = threading.Event()  # the present request
         self._following: threading.Thread | None = None
         if not self._is_local:
             check_encryption(self._addresses(), requires_encryption)
@@ -76,8 +76,12 @@ class FlinkCluster:
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
         """Submit a job with a subtask for each ticket."""
+        self._is_cancelled = threading.Event()
         self._following = threading.Thread(
-            target=self._run_job, args=(tickets, events), name="ronde-flink", daemon=True
+            target=self._run_job,
+            args=(tickets, events, self._is_cancelled),
+            name="ronde-flink",
+            daemon=True,
         )
         self._following.start()
 
@@ -90,30 +94,30 @@ class FlinkCluster:
         if self._following:
             self._following.join(seconds)
 
-    def _run_job(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+    def _run_job(self, tickets: Sequence[Ticket], events: SlotEvents, is_cancelled: threading.Event) -> None:
         """Run a job, and report its end."""
         capacity = None
         try:
-            capacity = self._await_slots(len(tickets))
-            if self._is_cancelled.is_set():
+            capacity = self._await_slots(len(tickets), is_cancelled)
+            if is_cancelled.is_set():
                 return
             job = self._submit(tickets)
-            self._follow(job)
+            self._follow(job, is_cancelled)
             job.get_job_execution_result().result()
         except Exception as error:
-            if not self._is_cancelled.is_set():
+            if not is_cancelled.is_set():
                 events.all_ended(describe_failure(error, len(tickets), capacity))
         else:
             for ticket in tickets:
                 events.slot_ended(ticket.slot, "")
 
-    def _await_slots(self, count: int) -> Capacity | None:
+    def _await_slots(self, count: int, is_cancelled: threading.Event) -> Capacity | None:
         """Wait while others use slots that the job needs: Flink would not wait for them, but let the job fail.
 
         If the slots are too few, the job is submitted at once, and Flink starts further TaskManagers or refuses it.
         """
         while (capacity := self.capacity()) and capacity.free < count <= capacity.total:
-            if self._is_cancelled.wait(POLL_S):
+            if is_cancelled.wait(POLL_S):
                 break
         return capacity
 
@@ -122,10 +126,10 @@ class FlinkCluster:
         stream.process(SlotFunction(tickets), Types.INT()).set_parallelism(len(tickets)).name("agent")
         return self._environment.execute_async(f"Ronde: {len(tickets)} workers")
 
-    def _follow(self, job: JobClient) -> None:
+    def _follow(self, job: JobClient, is_cancelled: threading.Event) -> None:
         """Wait until the job has ended. Cancel it when the cluster is cancelled, unless it is about to end."""
         while not self._has_ended(job):
-            if self._is_cancelled.wait(POLL_S):
+            if is_cancelled.wait(POLL_S):
                 break
         ends_s = time.monotonic() + PAUSE_S
         while not self._has_ended(job):

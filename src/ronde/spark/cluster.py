@@ -9,10 +9,9 @@ another one.
 from __future__ import annotations
 
 import threading
-import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -26,13 +25,12 @@ from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticke
 from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.light_dataclasses import replace
 from ronde.spark.frame_rows import run_at_rows
+from ronde.spark.submissions import Submissions
 from ronde.spark.tasks import describe_failure, run_any, run_once
 
 __all__ = ["SparkCluster"]
 
 PORT = "spark.ronde.driver.port"
-FIRST_PAUSE_S, PAUSE_S = 0.2, 0.5  # before a cancellation, for each job
-LONGEST_CANCEL_S = 60
 
 
 class SparkCluster:
@@ -55,10 +53,8 @@ class SparkCluster:
         self.capabilities = Capabilities(elastic=is_elastic, gang=False)
         self._context, self._resources = context, resources
         self._frame: DataFrame | None = None
-        self._group = f"ronde-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
-        self._is_cancelled = False
-        self._jobs: list[InheritableThread] = []
+        self._submissions = Submissions(self._interrupt)
         _check_encryption(context, requires_encryption)
 
     @property
@@ -107,35 +103,26 @@ class SparkCluster:
             )
         batches = [[ticket] for ticket in tickets] if self.capabilities.elastic else [list(tickets)]
         with self._lock:
-            jobs = [
-                InheritableThread(target=self._run_job, args=(batch, events), name="ronde-spark", daemon=True)
-                for batch in batches
-            ]
-            self._jobs = [job for job in self._jobs if job.is_alive()] + jobs
-        for job in jobs:
-            job.start()
+            new_thread = partial(InheritableThread, target=self._run_job, name="ronde-spark", daemon=True)
+            self._submissions.start(
+                [new_thread(args=(self._submissions, batch, events)) for batch in batches]
+            )
 
     def cancel(self, reason: str) -> None:
-        """Cancel all Spark jobs of this cluster that do not end now, in another thread."""
+        """Cancel all Spark jobs of this cluster that do not end now, in another thread. It can be asked anew."""
         with self._lock:
-            if not self._is_cancelled:
-                self._is_cancelled = True
-                threading.Thread(target=self._cancel_jobs, name="ronde-spark-cancel", daemon=True).start()
+            submissions, self._submissions = self._submissions, Submissions(self._interrupt)
+        submissions.cancel()
 
-    def _cancel_jobs(self) -> None:
-        """Cancel until no job runs: a job that is just being submitted does not notice."""
-        ends_s = time.monotonic() + LONGEST_CANCEL_S
-        pause_s = FIRST_PAUSE_S  # a job whose tasks have ended is about to end, too
-        while time.monotonic() < ends_s and self._context._jsc is not None:
-            for job in self._jobs:
-                job.join(pause_s)
-            if not any(job.is_alive() for job in self._jobs):
-                return
-            with suppress(Py4JError, OSError):  # the session may be ending
-                self._context.cancelJobGroup(self._group)
-            pause_s = PAUSE_S
+    def _interrupt(self, group: str) -> bool:
+        """Have Spark cancel the jobs of a group; return whether the session lives."""
+        if self._context._jsc is None:
+            return False
+        with suppress(Py4JError, OSError):  # the session may be ending
+            self._context.cancelJobGroup(group)
+        return True
 
-    def _run_job(self, tickets: list[Ticket], events: SlotEvents) -> None:
+    def _run_job(self, submissions: Submissions, tickets: list[Ticket], events: SlotEvents) -> None:
         """Run a Spark job in this thread, and report its end."""
         slots = [ticket.slot for ticket in tickets]
         run = run_once if self.capabilities.elastic else run_any
@@ -151,9 +138,11 @@ class SparkCluster:
             run_any(replace(ticket, slot=slots[partition]), variables)
 
         try:
-            if self._is_cancelled:
+            if submissions.is_cancelled:
                 return
-            self._context.setJobGroup(self._group, f"Ronde: {len(slots)} workers", interruptOnCancel=True)
+            self._context.setJobGroup(
+                submissions.name, f"Ronde: {len(slots)} workers", interruptOnCancel=True
+            )
             problems: list[str] = []
             if self._frame is not None:
                 run_at_rows(self._frame, len(slots), task_with_rows)
@@ -163,7 +152,7 @@ class SparkCluster:
                     data = data.withResources(self._resources)
                 problems = data.mapPartitionsWithIndex(task).collect()
         except Exception as error:
-            if self._is_cancelled:
+            if submissions.is_cancelled:
                 return
             reason = describe_failure(error)
             if self.capabilities.elastic:
