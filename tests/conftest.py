@@ -114,6 +114,9 @@ class NotAgain:
 
 ALONE = re.compile("tests/(clusters|soak)/")
 
+# PySpark 3.5 reads the results of a job from a socket of its own, which it leaves to the garbage collector.
+LEFT_BY_PYSPARK = r"ignore:unclosed <socket.* proto=6, laddr=\('127\.0\.0\.1':ResourceWarning:socket$"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their folder; all in tests/hosts need root and are slow."""
@@ -122,6 +125,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("alone")
         if "tests/hosts/" in item.path.as_posix():
             item.add_marker("hosts")
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.filterwarnings(LEFT_BY_PYSPARK))
         if item.get_closest_marker("hosts"):
             item.add_marker("root")
             item.add_marker("slow")
