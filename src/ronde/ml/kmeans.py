@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -127,8 +128,9 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
                 f"n_samples={data.num_rows} should be >= n_clusters={self.n_clusters}: give more rows, or ask for "
                 "fewer clusters"
             )
-        if isinstance(data.rows["X"], np.ndarray) and self.metric != "euclidean":
-            GEOMETRIES[self.metric].points(data.rows["X"])
+        X = data.rows["X"] if isinstance(data.rows, Mapping) else None
+        if isinstance(X, np.ndarray) and self.metric != "euclidean":
+            GEOMETRIES[self.metric].points(X)
 
     def _start(self, data: TrainingData, reader: PointReader) -> Array | str:
         """Return the first centers as points, or the name of the way to draw them. Raises ValueError."""
@@ -234,9 +236,9 @@ class KMeans(CenterEstimator):
 
         Args:
             X: Rows: an array or a data frame of shape (n_samples, n_features), float64 or float32 (others become
-                float64); or a `RowSource`, such as `ronde.comqueue.read("points.parquet")`.
+                float64); the path of Parquet files, a Spark data frame, or what `ronde.comqueue.read` returns.
             y: Has no effect.
-            sample_weight: The weight of each row (None: 1 each).
+            sample_weight: The weight of each row (None: 1 each); or the name of a column of X.
 
         Raises:
             ValueError: There are fewer rows than clusters, or X, a weight or a parameter is invalid.

@@ -7,19 +7,23 @@ and perhaps `y` and `sample_weight`: `read("clicks/", columns={"X": None, "y": "
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue import IterationStep, RowSource, iterate
+from ronde.comqueue import IterationStep, LocatedRows, RowSource, TaskGroup, iterate
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.rows import StreamedSource
 from ronde.light_dataclasses import dataclass
 from ronde.ml.class_weights import ClassWeights, added_class_weights, weights_by_class
 from ronde.ml.tasks import place_of
 
-__all__ = ["MappedRows", "RowSurvey", "checked_parts", "survey"]
+__all__ = ["MappedLocatedRows", "MappedRows", "RowSurvey", "checked_parts", "mapped_rows", "survey"]
+
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
 
 Array = NDArray[Any]
 Parts = dict[str, Any]
@@ -65,6 +69,39 @@ class MappedRows:
         return NamedArrays(self._function(vars(rows) if isinstance(rows, NamedArrays) else {"X": rows}))
 
 
+class MappedLocatedRows:
+    """Rows that lie on a cluster, mapped there. Args: as of `MappedRows`."""
+
+    def __init__(self, rows: LocatedRows, function: Callable[[Parts], Parts]) -> None:
+        self._rows, self._function = rows, function
+
+    def __repr__(self) -> str:
+        return f"<MappedLocatedRows of {self._rows!r}>"
+
+    def place(self, cluster: Cluster) -> None:
+        """Have the tasks of the cluster run where the rows are."""
+        self._rows.place(cluster)
+
+    def opener(self) -> Callable[[TaskGroup], RowSource]:
+        """Return a function that each task calls for its rows."""
+        return partial(_open_mapped, self._rows.opener(), self._function)
+
+
+def _open_mapped(
+    open_rows: Callable[[TaskGroup], RowSource], function: Callable[[Parts], Parts], group: TaskGroup
+) -> MappedRows:
+    return MappedRows(open_rows(group), function)
+
+
+def mapped_rows(
+    source: RowSource | LocatedRows, function: Callable[[Parts], Parts]
+) -> MappedRows | MappedLocatedRows:
+    """Return the rows of a source, mapped by the tasks. `function`: as of `MappedRows`."""
+    if isinstance(source, LocatedRows):
+        return MappedLocatedRows(source, function)
+    return MappedRows(source, function)
+
+
 def checked_parts(parts: Parts) -> Parts:
     """Return X, y and sample_weight of some rows, X as float64 or float32. Raises ValueError if they are invalid."""
     if unknown := set(parts) - set(PARTS):
@@ -93,20 +130,24 @@ class RowSurvey:
     """
 
     parts: tuple[str, ...]
+    num_rows: int
     num_features: int
     dtype: np.dtype[Any]
     total_weight: float
     class_weights: ClassWeights | None
 
 
-def survey(source: MappedRows, are_classes: bool, on: Any) -> RowSurvey:
+def survey(source: MappedRows | MappedLocatedRows, are_classes: bool, on: Any) -> RowSurvey:
     """Read all rows once; return what a fit needs to know of them. Raises RemoteError if some are invalid."""
     state = {"found": None, "are_classes": are_classes}
-    ended = iterate(_survey_step, data=source, state=state, max_iter=1, on=place_of(on, source.num_rows))
+    ended = iterate(
+        _survey_step, data=source, state=state, max_iter=1, on=place_of(on, getattr(source, "num_rows", 0))
+    )
     blocks: list[RowSurvey] = ended.state.found
     weights = [each.class_weights for each in blocks if each.class_weights is not None]
     return RowSurvey(
         blocks[0].parts,
+        sum(each.num_rows for each in blocks),
         blocks[0].num_features,
         np.result_type(*(each.dtype for each in blocks)),
         sum(each.total_weight for each in blocks),
@@ -122,6 +163,6 @@ def _survey_step(c: IterationStep) -> None:
             float(parts["sample_weight"].sum(dtype=np.float64)) if "sample_weight" in parts else float(rows)
         )
         by_class = weights_by_class(parts) if c.state.are_classes and "y" in parts else None
-        return RowSurvey(tuple(parts), features, parts["X"].dtype, weight, by_class)
+        return RowSurvey(tuple(parts), rows, features, parts["X"].dtype, weight, by_class)
 
     c.state.found = [each for found in c.gather(c.map_blocks(of_block)) for each in found]

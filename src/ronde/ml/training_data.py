@@ -9,14 +9,16 @@ import numpy as np
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from ronde.comqueue import RowSource
+from ronde.comqueue import LocatedRows, RowSource
 from ronde.light_dataclasses import dataclass, replace
 from ronde.ml.class_weights import ClassWeights, weights_by_class
-from ronde.ml.source_data import MappedRows, checked_parts, survey
+from ronde.ml.row_arguments import as_rows
+from ronde.ml.source_data import checked_parts, mapped_rows, survey
 
 __all__ = ["FLOATS", "TrainingData", "training_data"]
 
 FLOATS = (np.float64, np.float32)
+NO_TARGET = object()
 
 Parts = dict[str, Any]
 
@@ -61,13 +63,13 @@ class TrainingData:
         """Return the data with other parts. `function`: gets and returns parts of some rows; it travels to tasks."""
         if isinstance(self.rows, Mapping):
             return replace(self, rows=function(dict(self.rows)))
-        return replace(self, rows=MappedRows(self.rows, function))
+        return replace(self, rows=mapped_rows(self.rows, function))
 
 
 def training_data(
     estimator: Any,
     X: Any,
-    y: Any = "no_validation",
+    y: Any = NO_TARGET,
     sample_weight: Any = None,
     *,
     reset: bool = True,
@@ -76,18 +78,20 @@ def training_data(
 ) -> TrainingData:
     """Check X, y and sample_weight, and set `n_features_in_` and `feature_names_in_` of the estimator.
 
-    `X`: may be a source, whose rows have y and weights, too; `y`: "no_validation" if the estimator has no target.
+    `X`: may be a source, whose rows have y and weights, too, or what `as_rows` turns into one; `y`: `NO_TARGET` if the
+    estimator has none.
     `reset`: False for a later `partial_fit`. `are_classes`: whether y consists of classes. `options`: of scikit-learn's
     `validate_data`, for example `accept_sparse="csr"`.
 
     Raises ValueError and TypeError, with scikit-learn's messages.
     """
-    has_target = not isinstance(y, str)
-    if isinstance(X, RowSource):
-        return _data_of_source(estimator, X, has_target, are_classes, reset, (y, sample_weight))
+    has_target = y is not NO_TARGET
+    X, given, sample_weight = as_rows(X, y=y if has_target else None, sample_weight=sample_weight)
+    if isinstance(X, RowSource | LocatedRows):
+        return _data_of_source(estimator, X, has_target, are_classes, reset, (given, sample_weight))
     options = {"dtype": FLOATS, "order": "C", **options}
     if has_target:
-        rows = dict(zip(("X", "y"), validate_data(estimator, X, y, reset=reset, **options)))
+        rows = dict(zip(("X", "y"), validate_data(estimator, X, given, reset=reset, **options)))
     else:
         rows = {"X": validate_data(estimator, X, reset=reset, **options)}
     X = rows["X"]
@@ -103,15 +107,15 @@ def training_data(
 
 def _data_of_source(
     estimator: Any,
-    source: RowSource,
+    source: RowSource | LocatedRows,
     has_target: bool,
     are_classes: bool,
     reset: bool,
     others: tuple[Any, Any],
 ) -> TrainingData:
-    if not all(other is None or isinstance(other, str) for other in others):
+    if any(other is not None for other in others):
         raise ValueError("X is a source of rows, and y or sample_weight is not None: its rows contain them")
-    rows = MappedRows(source, checked_parts)
+    rows = mapped_rows(source, checked_parts)
     found = survey(rows, are_classes, estimator.on)
     if has_target and "y" not in found.parts:
         raise ValueError(
@@ -126,5 +130,5 @@ def _data_of_source(
             f"{estimator.n_features_in_} features as input"
         )
     return TrainingData(
-        rows, source.num_rows, found.num_features, found.dtype, found.total_weight, found.class_weights
+        rows, found.num_rows, found.num_features, found.dtype, found.total_weight, found.class_weights
     )

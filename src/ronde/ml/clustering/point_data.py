@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from ronde.comqueue import RowSource
+from ronde.comqueue import LocatedRows, RowSource
+from ronde.comqueue.named_arrays import NamedArrays
+from ronde.ml.row_arguments import as_rows
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
 __all__ = ["point_data", "rows_in_pieces"]
@@ -18,13 +20,19 @@ PIECE = 65536  # rows of a source that are in memory at once
 
 
 def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool = True) -> TrainingData:
-    """Check X and sample_weight as `training_data` does. X may be a `RowSource`, of which the tasks check the rows.
+    """Check X and sample_weight as `training_data` does, but leave the rows of a source of arrays to the tasks.
 
     Raises ValueError and TypeError.
     """
-    if not isinstance(X, RowSource):
+    X, sample_weight = as_rows(X, sample_weight=sample_weight)
+    first = X.load(0, 1) if isinstance(X, RowSource) else None
+    if not reset and isinstance(X if first is None else first, LocatedRows | NamedArrays):
+        raise ValueError(
+            f"{X!r} has rows with several parts, or on a cluster: expected an array, or `read(path)`"
+        )
+    if first is None or isinstance(first, NamedArrays):
         return training_data(estimator, X, sample_weight=sample_weight, reset=reset)
-    first = validate_data(estimator, X.load(0, 1), reset=reset, dtype=FLOATS)
+    first = validate_data(estimator, first, reset=reset, dtype=FLOATS)
     rows: dict[str, Any] = {"X": X}
     if sample_weight is not None:
         stand_in = np.broadcast_to(first, (X.num_rows, first.shape[1]))

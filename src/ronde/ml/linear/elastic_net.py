@@ -79,9 +79,10 @@ class ElasticNet(LinearRegressor):
         """Fit the model; return it.
 
         Args:
-            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
-            y: Shape (rows,).
-            sample_weight: Shape (rows,), not negative (None: 1 for each row).
+            X: Shape (rows, features), an array, a data frame or a SciPy matrix; or the path of Parquet files, a
+                Spark data frame, or what `ronde.comqueue.read` returns.
+            y: Shape (rows,); or the name of a column of X.
+            sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
             ValueError: The arguments do not fit together, or contain NaN or infinity.

@@ -78,9 +78,10 @@ class LinearSVC(LinearClassifier):
         """Fit the model; return it.
 
         Args:
-            X: Shape (rows, features), an array, a data frame or a SciPy matrix.
-            y: The classes, shape (rows,): numbers or texts.
-            sample_weight: Shape (rows,), not negative (None: 1 for each row).
+            X: Shape (rows, features), an array, a data frame or a SciPy matrix; or the path of Parquet files, a
+                Spark data frame, or what `ronde.comqueue.read` returns.
+            y: The classes, shape (rows,): numbers or texts; or the name of a column of X.
+            sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
             ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class.

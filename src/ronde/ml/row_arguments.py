@@ -1,0 +1,30 @@
+"""The arguments of `fit` that name rows elsewhere: a path, a Spark data frame, columns."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ronde.comqueue import read
+
+__all__ = ["as_rows"]
+
+
+def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
+    """Return X and the other arguments. If X is a path or a Spark data frame, or another argument is the name of a
+    column of X, then X becomes a source of rows with all of them as parts, and the others None.
+
+        X, y, sample_weight = as_rows(X, y=y, sample_weight=sample_weight)
+
+    The part X has all columns of numbers that are not named. Raises UsageError as `read` does, and ValueError.
+    """
+    names = {name: value for name, value in others.items() if isinstance(value, str)}
+    if not names and not isinstance(X, (str, os.PathLike)) and not hasattr(X, "mapInArrow"):
+        return X, *others.values()
+    for name, value in others.items():
+        if value is not None and name not in names:
+            raise ValueError(
+                f"{name} is of type {type(value).__name__}, and the rows are those of a file or a table: give the "
+                "name of a column"
+            )
+    return read(X, {"X": None, **names} if names else None), *(None for _ in others)
