@@ -44,8 +44,8 @@ class Board {
     std::atomic<uint64_t> negotiations_done{0};   // negotiation rounds that this rank has finished
     std::atomic<uint64_t> hurries{0};             // requests of this rank to run ready tensors at once
     std::atomic<uint32_t> waiting{0};             // threads that wait for a tensor
-    std::atomic<uint32_t> drivers{0};             // waiting threads that are awake and read the log
-    std::atomic<uint32_t> has_joined{0};          // this rank has run out of data; changes only in negotiation rounds
+    std::atomic<uint32_t> drivers{0};     // waiting threads that read the log, awake or asleep on the drivers' bell
+    std::atomic<uint32_t> has_joined{0};  // this rank has run out of data; changes only in negotiation rounds
     // Used in the leader's part only. All ranks write them.
     alignas(128) std::atomic<uint32_t> lingers{0};    // the leader waits for more tensors before it decides
     std::atomic<uint64_t> ready_bytes{0};             // became ready since the leader's last decision
@@ -107,16 +107,19 @@ class Board {
     return stamp_at(local, slot, own_bit(slot)).load(std::memory_order_relaxed);
   }
 
-  // Wakes the rank if it sleeps and none of its threads is awake and reads the log. Call it after publishing.
+  // Wakes the thread that reads the log, if it sleeps: a driver if there is one, else the engine's thread. Call it
+  // after publishing.
   void ring(int local) const {
     BellHandle::publish_before_ringing();
     // Sequentially consistent, as all loads in Cycle::has_work() must be: a driver leaves and then checks once more;
     // this rank publishes and then checks for a driver. So one of the two sees the other, on every processor.
-    if (counters(local).drivers.load(std::memory_order_seq_cst) == 0) bell(local).ring_after_publishing();
+    const bool has_driver = counters(local).drivers.load(std::memory_order_seq_cst) != 0;
+    (has_driver ? drivers_bell(local) : bell(local)).ring_after_publishing();
   }
-  BellHandle bell(int local) const {
-    return BellHandle(reinterpret_cast<Bell*>(parts_[local] + layout_.bell), /*eventfd=*/-1);
-  }
+  // The bell of the engine's thread.
+  BellHandle bell(int local) const { return BellHandle(bells(local), /*eventfd=*/-1); }
+  // One driver may sleep on it.
+  BellHandle drivers_bell(int local) const { return BellHandle(bells(local) + 1, /*eventfd=*/-1); }
 
   // The log. Only the leader calls append().
   void append(std::span<const uint32_t> entry) const {
@@ -132,7 +135,7 @@ class Board {
   struct Layout {
     explicit Layout(size_t capacity) : words((capacity + 63) / 64), log_words(std::bit_ceil(4 * capacity + 64)) {
       bell = sizeof(Counters);
-      bits = bell + 128;
+      bits = bell + 2 * sizeof(Bell);
       stamps = bits + (words * 8 + 127) / 128 * 128;
       log_end = stamps + (words * 64 * 2 * sizeof(int64_t) + 127) / 128 * 128;
       log = log_end + 128;
@@ -142,6 +145,7 @@ class Board {
     size_t bell, bits, stamps, log_end, log, bytes;  // offsets
   };
 
+  Bell* bells(int local) const { return reinterpret_cast<Bell*>(parts_[local] + layout_.bell); }
   std::atomic<uint64_t>& log_end() const {
     return *reinterpret_cast<std::atomic<uint64_t>*>(parts_[0] + layout_.log_end);
   }

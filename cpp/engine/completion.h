@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "bell.h"
 #include "futex.h"
 
 namespace ronde {
@@ -28,12 +29,18 @@ class Completion {
   }
   bool is_running() const { return is_running_.load(std::memory_order_relaxed); }
   // Whether a thread sleeps until the tensor is finished.
-  bool is_awaited() const { return sleepers_.load(std::memory_order_relaxed) > 0; }
+  bool is_awaited() const {
+    return sleepers_.load(std::memory_order_relaxed) > 0 || bell_.load(std::memory_order_relaxed) != nullptr;
+  }
 
   void finish(bool ok) {
     state_.store(ok ? kDone : kFailed, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(state_);
+    if (const BellHandle* bell = bell_.load(std::memory_order_seq_cst)) bell->ring();
   }
+
+  // For a thread that sleeps on a bell: finish() rings it, which must outlive the completion. Null: no thread does.
+  void ring_at_finish(const BellHandle* bell) { bell_.store(bell, std::memory_order_seq_cst); }
 
   // Sleeps until the tensor is finished. Returns false if a signal comes first, or after a second: a signal just before
   // the sleep interrupts nothing, so the caller must check for signals.
@@ -49,6 +56,7 @@ class Completion {
   static constexpr uint32_t kPending = 0, kDone = 1, kFailed = 2;
   std::atomic<uint32_t> state_{kPending};
   std::atomic<uint32_t> sleepers_{0};
+  std::atomic<const BellHandle*> bell_{nullptr};
   std::atomic<bool> is_running_{false};
   const int64_t since_ns_ = coarse_now_ns();
 };

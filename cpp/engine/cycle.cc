@@ -5,6 +5,7 @@
 
 #include "block_signals.h"
 #include "engine/rows.h"
+#include "steady_clock.h"
 
 namespace ronde {
 namespace {
@@ -38,7 +39,8 @@ Cycle::Cycle(Communicator& communicator, std::byte* board, size_t capacity, std:
       runner_(communicator, recorder_, buffer, buffer_bytes, keeps_groups_apart),
       leader_(communicator, board_, capacity, linger_ns, arity),
       slots_(capacity),
-      contributors_(communicator.size()) {
+      contributors_(communicator.size()),
+      drivers_bell_(board_.drivers_bell(local_rank_)) {
   const bool crowded = communicator.is_crowded();
   spins_ = crowded ? 16 : 200;
   yields_ = crowded ? 16 : 10;
@@ -141,9 +143,14 @@ bool Cycle::wait(Completion& completion, Patience patience) {
     board_.note_change();
     const bool looks_itself = leader_.leads() && patience == Patience::kDrive;
     if (!looks_itself && board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
-    if (patience == Patience::kDrive) drive(completion);
-    const bool is_over = patience == Patience::kSleep ? completion.sleep() : !completion.is_pending();
-    return leave(is_over);
+    if (patience == Patience::kDrive) {
+      drive(completion);
+    } else if (const std::unique_lock alone(sleeping_driver_, std::try_to_lock); alone.owns_lock()) {
+      sleep_as_driver(completion);
+    } else {
+      completion.sleep();
+    }
+    return leave(!completion.is_pending());
   } catch (...) {
     leave(false);
     throw;
@@ -157,27 +164,62 @@ void Cycle::hurry() {
   if (board_.counters(0).lingers.load(std::memory_order_seq_cst) != 0) board_.ring(0);
 }
 
-// Does steps while the completion may finish soon. Afterwards the engine's thread continues.
-void Cycle::drive(Completion& completion) {
-  std::atomic<uint32_t>& drivers = board_.counters().drivers;
-  drivers.fetch_add(1, std::memory_order_seq_cst);
-  const auto leave = [&] {
-    drivers.fetch_sub(1, std::memory_order_seq_cst);
-    if (has_work()) board_.ring(local_rank_);
-  };
-  try {
-    for (int look = 0; look < spins_ + yields_ && completion.is_pending(); ++look) {
-      if (!in_negotiation_.load() && has_work()) {
-        const Stepping turn(*this, std::try_to_lock);
-        if (turn.is_ours() && do_step(true) == Step::kDid) look = 0;
-      }
-      look < spins_ ? pause() : static_cast<void>(sched_yield());
-    }
-  } catch (...) {
-    leave();
-    throw;
+// Makes the calling thread a driver. Afterwards the engine's thread continues.
+class Cycle::Driving {
+ public:
+  explicit Driving(Cycle& cycle) : cycle_(cycle) { drivers().fetch_add(1, std::memory_order_seq_cst); }
+  ~Driving() {
+    drivers().fetch_sub(1, std::memory_order_seq_cst);
+    if (cycle_.has_work()) cycle_.board_.ring(cycle_.local_rank_);
   }
-  leave();
+  Driving(const Driving&) = delete;
+  Driving& operator=(const Driving&) = delete;
+
+ private:
+  std::atomic<uint32_t>& drivers() const { return cycle_.board_.counters().drivers; }
+  Cycle& cycle_;
+};
+
+// Does steps while the completion may finish soon.
+void Cycle::drive(Completion& completion) {
+  const Driving driving(*this);
+  for (int look = 0; look < spins_ + yields_ && completion.is_pending(); ++look) {
+    if (can_step()) {
+      const Stepping turn(*this, std::try_to_lock);
+      if (turn.is_ours() && do_step(true) == Step::kDid) look = 0;
+    }
+    look < spins_ ? pause() : static_cast<void>(sched_yield());
+  }
+}
+
+// Sleeps between steps until the completion is finished, a signal comes or a second has passed.
+void Cycle::sleep_as_driver(Completion& completion) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  const Driving driving(*this);
+  completion.ring_at_finish(&drivers_bell_);
+  const int64_t until_ns = steady_now_ns() + kSecond;
+  bool is_over = false;
+  while (!is_over) {
+    const uint32_t token = drivers_bell_.prepare(Sleep::kFutex);
+    bool has_stepped = false;
+    if (completion.is_pending() && can_step()) {
+      // Another thread that holds the right to do steps looks for work again afterwards.
+      const Stepping turn(*this, std::try_to_lock);
+      has_stepped = turn.is_ours();
+      if (has_stepped) {
+        drivers_bell_.cancel();
+        do_step(true);
+      }
+    }
+    if (!completion.is_pending()) {
+      drivers_bell_.cancel();
+      is_over = true;
+    } else if (!has_stepped) {
+      const int64_t left_ns = std::max<int64_t>(until_ns - steady_now_ns(), 0);
+      is_over = drivers_bell_.sleep_on_futex(token, left_ns) || left_ns == 0;
+    }
+  }
+  completion.ring_at_finish(nullptr);
 }
 
 Cycle::Event Cycle::run() {

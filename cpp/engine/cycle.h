@@ -7,8 +7,9 @@
 // engine thread leaves run() to negotiate in Python (ronde/engine). Slots change only there, so all ranks change them
 // at the same place of the log. Hot decisions pause until all ranks have finished the round.
 //
-// One thread at a time does a step: the engine's thread, which sleeps while there is nothing to do, or a thread that
-// waits for a tensor, which saves waking the engine's thread.
+// One thread at a time does a step: the engine's thread, which sleeps while there is nothing to do, or a driver: a
+// thread that waits for a tensor. While there is a driver, other ranks wake it instead of the engine's thread, which
+// would do the step and then wake the waiting thread.
 #pragma once
 
 #include <atomic>
@@ -70,7 +71,8 @@ class Cycle : private Watch::Listener {
 
   // Waits for a completion; false if it is still pending. Call it first with kDrive, which spins for a limited time and
   // does the engine's steps meanwhile; then with kSleep, which sleeps until the completion is finished, a signal comes
-  // or a second has passed. Check for signals in between: one during the steps interrupts nothing. Throws Interrupted.
+  // or a second has passed. One of the sleeping threads also does the steps. Check for signals in between: one during
+  // the steps interrupts nothing. Throws Interrupted.
   enum class Patience { kDrive, kSleep };
   bool wait(Completion& completion, Patience patience);
 
@@ -199,7 +201,9 @@ class Cycle : private Watch::Listener {
   }
   bool has_work() const;
   void check_usable() const;
+  bool can_step() const { return !in_negotiation_.load() && has_work(); }
   void drive(Completion& completion);
+  void sleep_as_driver(Completion& completion);
   void fail(const Failure& failure);
   void notify_leader(uint64_t bytes, bool waits);
 
@@ -227,6 +231,9 @@ class Cycle : private Watch::Listener {
 
   std::mutex stepping_;
   std::atomic<std::thread::id> stepper_{};  // the thread that holds stepping_
+  class Driving;
+  const BellHandle drivers_bell_;
+  std::mutex sleeping_driver_;  // only the thread that holds it sleeps on the drivers' bell
   std::atomic<bool> is_abandoned_{false};
   std::atomic<uint64_t> taken_{0};            // words of the log that this rank has read
   std::atomic<bool> in_negotiation_{false};   // a negotiation round is running

@@ -45,9 +45,10 @@ class Rank {
     communicator.barrier();
     thread_ = std::thread([this] { work(); });
   }
-  ~Rank() {
+  ~Rank() { end_thread(); }
+  void end_thread() {
     cycle_->stop();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
   static size_t board_bytes() { return (Board::bytes(kCapacity) + 4095) / 4096 * 4096; }
   static size_t part_bytes() { return board_bytes() + kBufferBytes; }
@@ -237,6 +238,59 @@ void test_evicting_a_pending_tensor() {
 }
 
 // A burst for which no thread waits runs when the linger time is over.
+// Without the engines' threads: each rank's waiting thread sleeps until a later rank submits, and does the steps.
+void test_a_waiting_thread_needs_no_other() {
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1, 1}}) {
+    with_engines(host_of, 0, [](Communicator& communicator, Rank& rank) {
+      meet_at_barrier(rank);
+      rank.end_thread();
+      const int size = communicator.size();
+      for (int turn = 0; turn < size; ++turn) {
+        const int delay = (communicator.rank() + turn) % size;
+        std::this_thread::sleep_for(std::chrono::milliseconds(5 * delay));
+        Rank::Tensor tensor;
+        rank.submit(1, tensor, 1);
+        rank.wait(*tensor.completion);
+        CHECK(tensor.values[0] == static_cast<float>(size));
+      }
+      if (communicator.rank() == size - 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        communicator.abort("on purpose");
+      } else {
+        Rank::Tensor tensor;
+        rank.submit(1, tensor, 1);
+        rank.wait(*tensor.completion);
+        CHECK(tensor.completion->has_failed());
+      }
+    });
+  }
+}
+
+// Two threads wait for tensors that become ready in either order: the one that sleeps as driver does the steps of both.
+void test_two_threads_wait() {
+  with_engines({0, 0}, 0, [](Communicator& communicator, Rank& rank) {
+    meet_at_barrier(rank);
+    for (int round = 0; round < 20; ++round) {
+      const auto reduce = [&](uint32_t slot) {
+        Rank::Tensor tensor;
+        rank.submit(slot, tensor, 1);
+        rank.wait(*tensor.completion);
+        CHECK(tensor.values[0] == 2.0f);
+      };
+      if (communicator.rank() == 0) {
+        std::thread other([&] { reduce(2); });
+        reduce(1);
+        other.join();
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        reduce(2);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        reduce(1);
+      }
+    }
+  });
+}
+
 void test_lingering_ends() {
   with_engines({0, 0}, 2'000'000, [](Communicator&, Rank& rank) {
     std::vector<Rank::Tensor> tensors(20);
@@ -470,6 +524,8 @@ int main() {
   ronde::test_timelines();
   ronde::test_evicting_a_pending_tensor();
   ronde::test_lingering_ends();
+  ronde::test_a_waiting_thread_needs_no_other();
+  ronde::test_two_threads_wait();
   ronde::test_no_rank_waits_for_a_joined_rank();
   ronde::test_groups();
   ronde::test_tuning_between_batches();
