@@ -96,7 +96,7 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--launcher",),
-        "what starts the workers: local (ronde run), or mpi (the mpirun beside this Python or in PATH) (default: "
+        "what starts the workers: local (ronde run), or mpi (the mpirun next to this Python, or in PATH) (default: "
         "local)",
         metavar="NAME",
         kind=one_of("local", "mpi"),
@@ -316,7 +316,7 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--min-np", "--min-num-proc"),
-        "smallest number of workers with which the job goes on (default: the value of -n)",
+        "smallest number of workers with which the job continues (default: the value of -n)",
         metavar="N",
         kind=count_from(1),
     ),

@@ -1,4 +1,4 @@
-"""The events that an agent handles beside those of the rendezvous, and the effects that its shell performs."""
+"""The events that an agent handles besides those of the rendezvous, and the effects that its shell performs."""
 
 from __future__ import annotations
 

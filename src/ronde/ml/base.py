@@ -53,7 +53,7 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
     }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write parameters and fitted attributes to a file, which `ronde.ml.load` reads. It is no pickle.
+        """Write parameters and fitted attributes to a file, which `ronde.ml.load` reads. It is not a pickle.
 
         The parameter `on` is not saved.
 

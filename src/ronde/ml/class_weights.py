@@ -1,4 +1,4 @@
-"""How much each class weighs: in the data, and as the parameter `class_weight` says."""
+"""The weights of classes: those in the data, and the factors of the parameter `class_weight`."""
 
 from __future__ import annotations
 

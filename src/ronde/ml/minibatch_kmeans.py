@@ -1,4 +1,4 @@
-"""`MiniBatchKMeans`: k-means whose steps read only some of the rows, or that gets its rows little by little."""
+"""`MiniBatchKMeans`: k-means whose steps read only some of the rows, or that gets its rows in parts."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class MiniBatchKMeans(CenterEstimator):
 
     @fitting
     def fit(self, X: Any, y: object = None, sample_weight: Any = None) -> Self:
-        """Find the centers anew; return the estimator.
+        """Find the centers, independent of an earlier fit; return the estimator.
 
         Args:
             X: As of `KMeans.fit`.

@@ -64,7 +64,7 @@ def accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]
 
 
 def is_shortage(error: OSError) -> bool:
-    """Return whether `accept` failed for want of descriptors or memory, which may pass."""
+    """Return whether `accept` failed because descriptors or memory were short, which may pass."""
     return error.errno in _SHORTAGES
 
 

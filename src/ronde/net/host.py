@@ -53,7 +53,7 @@ def host_identity(host_id: str) -> str:
 
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
-    """Return what `core/identity` needs beside the environment."""
+    """Return the facts that `core/identity` needs besides the environment."""
     from ronde.core.identity import Surroundings  # here, because the launcher does not need it
 
     return Surroundings(os.geteuid(), _ancestor(HYDRA_PROXY) if "MPI_LOCALNRANKS" in environ else 0)

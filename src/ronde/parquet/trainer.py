@@ -1,7 +1,7 @@
 """Trains a model on Parquet files, on the ranks of a job.
 
-Every rank takes equally many steps in an epoch (`rows`). After each epoch rank 0 writes a checkpoint and the metrics of
-all ranks into the folder of the run, and a run that finds checkpoints there continues after the newest one.
+All ranks take the same number of steps in an epoch (`rows`). After each epoch rank 0 writes a checkpoint and the
+metrics of all ranks into the folder of the run, and a run that finds checkpoints there continues after the newest one.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ PORT = "spark.ronde.driver.port"
 class SparkCluster:
     """The executors of a Spark application.
 
-    `is_elastic`: each slot gets a Spark job, so that it can be requested anew. `resources`: what each task needs, such
+    `is_elastic`: each slot gets a Spark job, so that it can be requested again. `resources`: what each task needs, such
     as GPUs; None: what `spark.task.*` says. `requires_encryption`: refuse to send the job's key over a connection that
     Spark does not encrypt, instead of a warning.
     """

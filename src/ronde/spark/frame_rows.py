@@ -28,7 +28,7 @@ FOLDERS = "SPARK_LOCAL_DIRS"  # for temporary data; Spark tells its Python worke
 def run_at_rows(frame: DataFrame, tasks: int, run: Callable[[int, Mapping[str, str]], None]) -> None:
     """Call `run(partition, variables)` in a Spark task for each partition, of which there are as many as tasks.
 
-    Partitions are joined, or dealt anew if there are too few. Raises an exception of Spark if a task fails.
+    Partitions are coalesced, or repartitioned if there are too few. Raises an exception of Spark if a task fails.
     """
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:

@@ -20,7 +20,7 @@ _CORE_JAR = re.compile(r"(?:.*/)?spark-core_[^/]*\.jar")
 
 
 def run_any(ticket: Ticket, variables: Mapping[str, str] | None = None) -> list[str]:
-    """Run a Spark task, in any attempt. Their ids grow, while the numbers of attempts begin anew with a stage.
+    """Run a Spark task, in any attempt. Their ids grow, while the numbers of attempts restart with each stage.
 
     `variables`: further environment variables of the worker.
     """

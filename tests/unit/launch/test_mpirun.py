@@ -52,5 +52,5 @@ def test_the_key_is_in_the_environment_and_never_shown() -> None:
 
 def test_there_is_no_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    with pytest.raises(UsageError, match="there is no mpirun, neither beside this Python nor in PATH"):
+    with pytest.raises(UsageError, match="there is no mpirun, neither next to this Python nor in PATH"):
         plan_here(["x"], 2, {"PATH": str(tmp_path)})

@@ -41,7 +41,7 @@ class StoreIdentity:
         return self.is_unclear or self.is_elsewhere
 
     def reset(self) -> None:
-        """Judge the store anew."""
+        """Judge the store again."""
         self._may_wait_for_others = self.is_unclear = True
 
     def judge_state(self, raw: bytes, theirs: JobState | None, is_behind: bool = False) -> Finding:

@@ -108,7 +108,7 @@ class Starter:
         return shares(binding, local_size, usable_machine())[worker.local_rank]
 
     def await_template(self, worker: WorkerPlan, signals: SignalInbox) -> None:
-        """Wait for the template as long as that is faster than importing anew. Call this before each round.
+        """Wait for the template as long as that is faster than importing again. Call this before each round.
 
         The wait ends when one of the `signals` comes.
         """

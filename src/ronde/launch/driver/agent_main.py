@@ -1,4 +1,4 @@
-"""A program: the agent that `ronde run -H` starts on each host, by ssh or beside itself.
+"""A program: the agent that `ronde run -H` starts on each host, by SSH or on its own machine.
 
     python -P -m ronde.launch.driver.agent_main
 

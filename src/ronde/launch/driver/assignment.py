@@ -1,4 +1,4 @@
-"""The assignment of an agent that a driver starts, and what driver and agent say beside it.
+"""The assignment of an agent that a driver starts, and the other messages of driver and agent.
 
 A driver starts `ronde.launch.driver.agent_main` on a host. This says hello and then reads one line, its `Assignment`,
 from standard input, which stays open until the driver no longer needs the agent.

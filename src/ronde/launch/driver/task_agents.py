@@ -5,7 +5,7 @@
                         <-- task 1 (in an executor on b) --- agent --- its worker
 
 With a fixed number of workers, `core/registry` decides when the job begins: once all tasks have registered. Otherwise
-each agent begins when its task has registered, a task that is lost is requested anew, and `core/host_health` decides
+each agent begins when its task has registered, a lost task is requested again, and `core/host_health` decides
 how often. Tasks connect to the driver and stay connected; the driver connects to no task.
 """
 

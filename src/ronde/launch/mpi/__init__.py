@@ -1,1 +1,1 @@
-"""Processes of MPI in the slots of a cluster: mpirun runs beside the driver, its daemons run in tasks."""
+"""MPI processes in the slots of a cluster: mpirun runs on the driver's machine, and its daemons in tasks."""

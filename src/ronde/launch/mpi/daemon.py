@@ -1,4 +1,5 @@
-"""What an agent does that starts no worker but an MPI daemon: it keeps the daemon, and the ticket of its ranks."""
+"""The agent's work where it starts an MPI daemon instead of workers: it supervises the daemon, and keeps the ticket of
+the daemon's ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory for the sockets, session files and shared memory of MPI, which vanishes also with a killed process."""
+"""A directory for the sockets, session files and shared memory of MPI. A guard removes it if the process is killed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 
 The other cluster gives the slots. Once all of its tasks have registered, mpirun starts a daemon by the first task of
 each host, and the daemons start as many tasks as there are slots. Those register with the driver like tasks of any
-cluster, so that ranks, output, results and faults are the driver's part. The number of a rank in MPI is its slot.
+cluster, so the driver handles ranks, output, results and failures. The number of a rank in MPI is its slot.
 """
 
 from __future__ import annotations

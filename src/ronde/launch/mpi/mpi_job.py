@@ -1,4 +1,4 @@
-"""One mpirun beside the driver, and the tasks in which its daemons run: a thread with a loop."""
+"""One mpirun on the driver's machine, and the tasks in which its daemons run: a thread with a loop."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class MpiJob:
         self._thread = threading.Thread(target=self._run, name="ronde-mpi", daemon=True)
 
     def start(self, driver_address: str) -> None:
-        """Request the slots, and go on in a thread. Raises UsageError as `Cluster.request`.
+        """Request the slots, and return: a thread does the rest. Raises UsageError as `Cluster.request`.
 
         `driver_address`: an address or a name by which tasks reach this machine first; empty: its own.
         """

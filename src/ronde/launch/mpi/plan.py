@@ -1,4 +1,4 @@
-"""Decides what mpirun and its daemons are asked to do on a cluster. Pure.
+"""Decides how mpirun and its daemons are called on a cluster. Pure.
 
 Open MPI's mpirun starts a daemon on each host by a remote shell, and the daemons start the ranks. Rules:
 

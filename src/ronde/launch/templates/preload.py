@@ -1,6 +1,6 @@
 """Chooses the modules that a template imports: the large ones among those that the script imports.
 
-It reads the text of the script and of the modules beside it, and imports nothing. It uses only the standard library,
+It reads the text of the script and of the modules next to it, and imports nothing. It uses only the standard library,
 because the template runs it first.
 """
 
@@ -40,7 +40,7 @@ def modules_to_preload(script: str) -> list[str]:
 
 
 def _imports(script: str, folder: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the modules that the script and the modules beside it import, each with the imported names."""
+    """Yield the modules that the script and the modules next to it import, each with the imported names."""
     files, seen = [script], {script}
     while files and len(seen) < MOST_FILES:
         for name, names in _imports_of_file(files.pop()):

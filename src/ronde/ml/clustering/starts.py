@@ -2,7 +2,8 @@
 
 `k-means||` (Bahmani et al., "Scalable k-means++", 2012) draws, in a few passes over the rows, candidates that are far
 from those before them, and weights each by the rows nearest to it; k-means++ chooses the centers among the candidates.
-Of few rows all are candidates. Draws go by the numbers of row blocks, so the number of tasks does not matter.
+If there are few rows, all of them are candidates. Each row block has its random generator, so the draws do not depend
+on the number of tasks.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class _Point(NamedTuple):
 
 
 class DescentOptimizer(Optimizer):
-    """An optimizer that walks downhill: in a direction, as far as the line search says.
+    """An optimizer that chooses a direction, and then the length of the step by a line search.
 
     Steps stay in an orthant (`orthant`), so the penalty l1 is exact; without it, that has no effect.
     """

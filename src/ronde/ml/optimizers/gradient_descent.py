@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 class GradientDescent(DescentOptimizer):
-    """Walks along the gradient of all rows.
+    """Takes steps along the gradient over all rows.
 
     A line search finds the length of each step. Its first guess follows from the last move and the change of the
     gradient on it: J. Barzilai and J. M. Borwein, Two-point step size gradient methods, IMA J. Numer. Anal. 8 (1988).

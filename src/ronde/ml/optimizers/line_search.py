@@ -1,4 +1,4 @@
-"""How far to go in a direction: decisions of a line search that sees few lengths.
+"""The length of a step in a direction: decisions of a line search that tries few lengths.
 
 1. The optimizer tries one length first, with the gradient, because it is nearly always right. `judge` compares both
    ends of the move.

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class Newton(DescentOptimizer):
-    """Newton's method, damped by a line search: few steps, each dearer than one of L-BFGS.
+    """Newton's method, damped by a line search: few steps, each more expensive than a step of L-BFGS.
 
     Up to `dense_size` weights, a step sums the matrix of second derivatives over the rows and solves with it. Above, it
     solves by conjugate gradients, and each of their iterations is a pass over the rows.

@@ -69,7 +69,7 @@ class FileLog:
 
     @contextmanager
     def locked(self, exclusive: bool) -> Iterator[bool]:
-        """Lock the file against writers, or against readers, too; yields whether all records must be read anew."""
+        """Lock the file against writers, or against readers, too; yields whether all records must be read again."""
         anew = self._acquire(exclusive)
         try:
             yield anew

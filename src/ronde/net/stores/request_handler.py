@@ -6,8 +6,8 @@ The rules:
   2. A request that must wait is parked under the keys or the queue that it waits for. A change of these retries it, the
      longest waiting first; its answer is then in `woken`.
   3. With a journal, a turn is `begin_turn`, any number of requests, then `keep_turn` once the result of `pack_turn` is
-     written; or `refuse_turn`, which undoes the turn and answers its requests anew, with a refusal for those that would
-     change something. No answer may leave before that.
+     written; or `refuse_turn`, which undoes the turn and answers its requests again, with a refusal for those that
+     would change something. No answer may leave before that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Spark ML estimator that writes a data frame to a store, trains there, and returns a model.
 
-The model, the optimizer and the options travel in the store, too, so their size does not matter to Spark.
+The store also contains the model, the optimizer and the options, so Spark does not have to send them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         callbacks: Functions that each rank calls with an `ronde.parquet.EpochEnd` after an epoch; training ends if one
             returns True (default: none).
         use_gpu: Whether to train on GPUs, where there are some (default: true).
-        run_id: The name of the run. A run that exists goes on after its newest checkpoint (default: a new one).
+        run_id: The name of the run. An existing run continues after its newest checkpoint (default: a new run).
         verbose: 0 for no progress lines (default: 1).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Saves and loads estimators and models: parameters as Spark ML does, Python objects as one pickle beside them.
+"""Saves and loads estimators and models: parameters as Spark ML does, Python objects as one pickle next to them.
 
 The objects are in one row of a Parquet file, which Spark writes wherever it can write. Loading runs code in them, so
 load only what you trust.
