@@ -20,7 +20,7 @@ usage: ronde run -n N [options] script.py [arguments]
   ronde run        start a program in several processes (see ronde run --help)
   ronde store      serve a store in which the nodes of a job meet (see ronde store --help)
   ronde trace      merge the timelines of several ranks (see ronde trace --help)
-  ronde bench      measure collectives beside what the machine allows (see ronde bench --help)
+  ronde bench      compare collectives with what the machine allows (see ronde bench --help)
   ronde doctor     check this machine for what slows ranks down (see ronde doctor --help)
   ronde --version  print the version
   ronde --help     print this help

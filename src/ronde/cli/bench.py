@@ -1,4 +1,4 @@
-"""`ronde bench`: a short measurement of collectives on this and other machines, beside what they should take."""
+"""`ronde bench`: measures collectives on one machine or several, and compares them with what the machines allow."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OPTIONS = (
     Option(
         "measurement",
         ("--seconds",),
-        "how long to measure, about (10)",
+        "approximate duration of the measurement (default: 10)",
         metavar="SECONDS",
         kind=seconds_from("a number of seconds from 0.1 to 600", SECOND // 10, 600 * SECOND),
     ),
     Option(
         "measurement",
         ("--largest",),
-        "the largest array of a rank (64MiB)",
+        "largest array of a rank (default: 64MiB)",
         metavar="SIZE",
         kind=ValueKind("a size from 64KiB to 1GiB, such as 4MiB", size, between(64 << 10, 1 << 30), "bytes"),
     ),
@@ -39,9 +39,9 @@ PLACES = ("--num-proc", "--nproc-per-node", "--nnodes", "--hosts", "--hostfile",
 HELP = f"""\
 usage: ronde bench [options] [options of ronde run]
 
-Measures collectives between ranks for about ten seconds, and prints for each what the machine's
-memory and links allow, as copies and messages in the same run show, and the settings that were
-faster. Options of ronde run say where the ranks are; by default there are two on this machine.
+Measures collectives between ranks for about ten seconds. Prints each time next to what memory and
+links allow, as copies and messages of the same run show, and recommends settings that were faster.
+Options of ronde run select the hosts and ranks (default: two ranks on this machine).
 
     ronde bench -n 4
     ronde bench -H node1:2,node2:2 --json

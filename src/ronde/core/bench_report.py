@@ -1,4 +1,4 @@
-"""What `ronde bench` makes of its measurements: expected times, shares of the limit, recommendations, text. Pure."""
+"""Evaluates the measurements of `ronde bench`: expected times, shares of the limit, recommendations, text. Pure."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class SettingTrial:
 
     @property
     def gain(self) -> float:
-        """How many times as fast the value is, at least."""
+        """The smallest factor by which the value is faster."""
         return min(self.usual_seconds) / max(self.seconds) if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class BenchResults:
-    """All that was measured. `rates`: the machine's, with the memory of the largest copies.
+    """All measurements. `rates`: those of the machine, with the memory of the largest copies.
 
-    `skipped`: what would have taken too long.
+    `skipped`: sizes that would have taken too long.
     """
 
     shape: JobShape

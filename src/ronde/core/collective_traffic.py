@@ -3,8 +3,8 @@ ranks wait for each other. Pure.
 
 A size in bytes is that of the array of a rank; in an all-gather and a gather, that of all ranks' arrays together.
 Memory counts cache lines as the processor moves them: a line read is one, a line written two (fetched, then written
-back), and one if it was read just before. So a copy counts three bytes for each byte. `core/cost_model` makes seconds
-of it.
+back), and one if it was read just before. So a copy counts three bytes for each byte. `core/cost_model` converts the
+counts to seconds.
 """
 
 from __future__ import annotations

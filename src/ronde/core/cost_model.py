@@ -1,7 +1,7 @@
-"""How long collectives take on a machine, by what they move and how fast it moves there. Pure.
+"""The expected times of collectives on a machine, from the bytes that they move and the machine's rates. Pure.
 
-The phases of an algorithm follow one another, so their times add up. `ronde bench` prints what the model expects beside
-what it measures, and a test holds the choices of the data plane against it.
+The phases of an algorithm follow each other, so their times add up. `ronde bench` prints the expected times next to the
+measured ones, and a test compares the algorithms that the data plane chooses with the model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Rates:
 
     Attributes:
         memory_bytes_per_s: What all ranks of a host together move to and from memory, in whole lines.
-        exchange_s: The time in which all ranks of a host wait for one another.
-        link_bytes_per_s: What a host sends to others, while it receives as much. 0: there is one host.
+        exchange_s: The time in which all ranks of a host synchronize.
+        link_bytes_per_s: The rate at which a host sends while it receives as much. 0: there is one host.
         message_s: The time that a small message is on its way between two hosts.
         frame_s: The processor time of sending or receiving one message.
     """
