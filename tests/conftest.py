@@ -33,6 +33,9 @@ os.environ[MARK_NAME] = MARK_VALUE
 # Else each process that imports NumPy spends half of that time on threads which it does not need.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+# The JVMs of Spark and Flink live for seconds. Else they spend half of them on compiling what runs once.
+os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 # What runs in the background ignores one or the other, and so would the processes that are tested.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -112,6 +115,9 @@ class NotAgain:
                 file.write(report.nodeid + "\n")
 
 
+# They open connections and shared memory when they need them, and keep them.
+ENGINES = ("spark", "ray", "dask", "flink")
+
 ALONE = re.compile("tests/(clusters|soak)/")
 
 # PySpark 3.5 reads the results of a job from a socket of its own, which it leaves to the garbage collector.
@@ -119,9 +125,11 @@ LEFT_BY_PYSPARK = r"ignore:unclosed <socket.* proto=6, laddr=\('127\.0\.0\.1':Re
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder; all in tests/hosts need root and are slow."""
+    """Mark tests by their folder; all in tests/hosts need root and are slow. Those of an engine get a long timeout."""
     for item in items:
-        if ALONE.search(item.path.as_posix()):
+        if any(map(item.get_closest_marker, ENGINES)):
+            item.add_marker(pytest.mark.timeout(900))
+        elif ALONE.search(item.path.as_posix()):
             item.add_marker("alone")
         if "tests/hosts/" in item.path.as_posix():
             item.add_marker("hosts")
@@ -169,14 +177,6 @@ def copied_ranks(request: pytest.FixtureRequest, template_of: Callable[..., Temp
 
 def mentions_torch(file: Path) -> bool:
     return re.search(r"\btorch\b", file.read_text()) is not None
-
-
-ENGINES = (
-    "spark",
-    "ray",
-    "dask",
-    "flink",
-)  # they open connections and shared memory when they need them, and keep them
 
 
 @pytest.fixture(autouse=True)

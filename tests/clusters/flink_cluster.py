@@ -24,12 +24,11 @@ from tests.ports import free_ports
 __all__ = ["Flink", "flink_cluster"]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 120  # against hanging only
+PATIENCE_S = 480  # against hanging only
 JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
 TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
 
-# A short life and small memory matter here. Flink's scripts would start another JVM to compute these sizes.
-JVM = ("-Xmx160m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# Small memory matters here. Flink's scripts would start another JVM to compute these sizes.
 CONFIGURATION = """\
 jobmanager.rpc.address: 127.0.0.1
 jobmanager.bind-host: 127.0.0.1
@@ -97,7 +96,7 @@ class Flink:
         import pyflink
 
         home = Path(pyflink.__path__[0])
-        options = (*JVM, f"-Djava.io.tmpdir={self._folder}", "-cp", f"{home}/lib/*")
+        options = ("-Xmx160m", f"-Djava.io.tmpdir={self._folder}", "-cp", f"{home}/lib/*")
         command = ("java", *options, program, "--configDir", str(self._folder))
         with (self._folder / "log").open("ab") as log, engine_environment():
             environ = {**os.environ, "PYTHONPATH": str(ROOT)}  # functions of test modules

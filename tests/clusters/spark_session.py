@@ -17,11 +17,19 @@ import pytest
 from tests.conformance.cluster_kinds import engine_environment
 from tests.ports import free_port
 
-__all__ = ["ROOT", "connect_server", "new_session", "session_of_two_executors", "until_it_listens"]
+__all__ = [
+    "PATIENCE_S",
+    "ROOT",
+    "connect_server",
+    "new_session",
+    "session_of_two_executors",
+    "until_it_listens",
+]
 
 ROOT = Path(__file__).parents[2]
 MASTER = "local-cluster[2,1,1024]"
 SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",  # not 200
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -29,7 +37,7 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-PATIENCE_S = 240  # against hanging only
+PATIENCE_S = 480  # against hanging only
 
 
 def new_session(**settings: str) -> Any:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.clusters.spark_session import ROOT, until_it_listens
+from tests.clusters.spark_session import PATIENCE_S, ROOT, until_it_listens
 from tests.conformance.cluster_kinds import engine_environment
 
 from ronde.testing.hosts import Hosts
@@ -40,8 +40,6 @@ INSIDE, OUTSIDE = (
     "10.88.0.1",
 )  # the addresses of the driver behind the NAT, and of its router there
 PORTS = (4040, 4041, 4042, 4043)  # which the router forwards
-PATIENCE_S = 480  # against hanging only
-LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # starts in half the time
 NAT = """
 table ip nat {{
   chain prerouting {{ type nat hook prerouting priority dstnat; tcp dport {{ {ports} }} dnat to {inside} ; }}
@@ -148,7 +146,7 @@ class StandaloneSpark:
         }
 
     def _java_options(self) -> str:
-        return LIGHT + (" -Djava.net.preferIPv6Addresses=true" if self._ipv6 else "")
+        return "-Djava.net.preferIPv6Addresses=true" if self._ipv6 else ""
 
     def _environment(self) -> dict[str, str]:
         preference = {"SPARK_PREFER_IPV6": "true"} if self._ipv6 else {}

@@ -25,7 +25,7 @@ from ronde.errors import UsageError, WorkerError
 pytestmark = [pytest.mark.flink, pytest.mark.slow]
 pytest.importorskip("pyflink", reason="PyFlink is not installed here")
 
-PATIENCE_S = 120  # against hanging only
+PATIENCE_S = 480  # against hanging only
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.clusters.rank_functions import finds_key
-from tests.clusters.spark_session import ROOT, session_of_two_executors
+from tests.clusters.spark_session import PATIENCE_S, ROOT, session_of_two_executors
 from tests.conformance.cluster_kinds import agents, parent_of
 from tests.ranks.comqueue import kmeans
 from tests.ranks.pages import programs, run_program
@@ -43,7 +43,7 @@ def context() -> Iterator[Any]:
 def leaves_nothing_behind() -> Iterator[None]:
     """Fails a test after which agents run. Spark starts executors anew, and Py4J keeps connections."""
     yield
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while agents():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -70,7 +70,7 @@ def fails(fn: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, floa
 
 
 def until_there(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not path.exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.02)
@@ -187,7 +187,7 @@ def test_a_program_for_horovod_on_spark_runs_unchanged(tmp_path: Path) -> None:
     program = tmp_path / "on_horovod.py"
     program.write_text(_HOROVOD)
     run_it = partial(
-        subprocess.run, [sys.executable, str(program)], capture_output=True, text=True, timeout=120
+        subprocess.run, [sys.executable, str(program)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     done = run_it(env={**os.environ, "PYSPARK_PYTHON": str(tmp_path / "bare" / "bin" / "python")})
@@ -195,7 +195,7 @@ def test_a_program_for_horovod_on_spark_runs_unchanged(tmp_path: Path) -> None:
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = run_it(env={**env, "HOROVOD_SPARK_START_TIMEOUT": "soon"})
     assert "HOROVOD_SPARK_START_TIMEOUT='soon' is invalid" in done.stderr
-    done = run_it(env={**env, "HOROVOD_SPARK_START_TIMEOUT": "60"})
+    done = run_it(env={**env, "HOROVOD_SPARK_START_TIMEOUT": "240"})
     assert done.returncode == 0, done.stderr
     assert "Result: [0, 1]" in done.stdout
     for rank in (0, 1):
@@ -287,7 +287,7 @@ def test_a_killed_process_is_an_error_at_the_driver(context: Any, folder: Path, 
         assert (caught.value.rank, caught.value.exit_code) == (1, -signal.SIGKILL)
     else:
         assert "task" in str(caught.value)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     for pid in map(int, (folder / "pids").read_text().split()[:2]):  # nothing of the job keeps running
         while Path(f"/proc/{pid}").exists():
             assert time.monotonic() < deadline
@@ -371,7 +371,7 @@ def test_nothing_keeps_running_after_the_driver_is_killed(folder: Path) -> None:
         driver.kill()
         driver.wait()
     rank, agent = map(int, (folder / "pids").read_text().split()[:2])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{rank}").exists() or Path(f"/proc/{agent}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

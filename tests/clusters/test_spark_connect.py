@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.clusters.spark_session import ROOT
+from tests.clusters.spark_session import PATIENCE_S, ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 pytest.importorskip("pyspark", reason="PySpark is not installed here")
@@ -31,7 +31,7 @@ def fails():
     import os, time
     if os.environ["RANK"] == "1":
         raise LookupError("no such column")
-    time.sleep(60)
+    time.sleep(600)
 
 print("result", ronde.spark.run(train, (10,), num_proc=2))
 try:
@@ -54,7 +54,12 @@ def test_a_function_runs_on_the_executors_of_the_server(tmp_path: Path) -> None:
     home = str(Path(pyspark.__file__).parent)
     env = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": home, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=200, env=env, check=False
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=env,
+        check=False,
     )
     assert "result [10.0, 10.0]" in done.stdout, done.stderr
     assert "error 1 True" in done.stdout

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.clusters.spark_session import session_of_two_executors
+from tests.clusters.spark_session import PATIENCE_S, session_of_two_executors
 
 import ronde
 from ronde.errors import UsageError, WorkerError
@@ -266,7 +266,7 @@ def test_a_program_for_horovods_estimator_runs_unchanged(tmp_path: Path) -> None
         check=False,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
     assert done.returncode == 0, done.stderr

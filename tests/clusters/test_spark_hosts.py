@@ -11,7 +11,7 @@ import pytest
 from tests.clusters.spark_standalone import DIRECT, GPUS, PORTS, StandaloneSpark
 
 pytest.importorskip("pyspark", reason="PySpark is not installed here")
-pytestmark = [pytest.mark.spark, pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.hosts, pytest.mark.slow]
 
 GROWING = {
     "spark.dynamicAllocation.enabled": "true",

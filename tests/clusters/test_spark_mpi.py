@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.clusters.rank_functions import computes, finds_key, leftovers, raises
-from tests.clusters.spark_session import session_of_two_executors
+from tests.clusters.spark_session import PATIENCE_S, session_of_two_executors
 from tests.conformance.cluster_kinds import agents
 
 from ronde.errors import UsageError, WorkerError
@@ -35,7 +35,7 @@ def context() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while agents() or leftovers():
         assert time.monotonic() < deadline
         time.sleep(0.05)
