@@ -148,6 +148,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
+def folder_of_all(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of this run of pytest share (`pytest -n 8`)."""
+    of_worker: dict[str, Any] | None = getattr(request.config, "workerinput", None)
+    return Path(of_worker["turns"]) if of_worker else tmp_path_factory.mktemp("all")
+
+
+@pytest.fixture(scope="session")
 def template_of() -> Iterator[Callable[..., Template]]:
     """Return a function that makes, once, a process that has imported these modules, for `ranks.copies_of`."""
     from ronde.testing import ranks

@@ -6,6 +6,7 @@ that mpi4py is to load.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -108,21 +109,30 @@ def run_program(backend: str, n: int, program: Callable[[str], None], answers: i
         return [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
 
 
-@functools.cache
-def outcomes(backend: str, n: int) -> tuple[Mapping[str, str], ...]:
-    """What went wrong in each case, by rank. All cases run in one job."""
+def outcomes(backend: str, n: int, folder: Path) -> list[Mapping[str, str]]:
+    """What went wrong in each case, by rank. All cases run in one job, whose outcomes are kept in the folder."""
+    file = folder / f"{backend}-{n}"
+    with file.open("a+") as kept:
+        fcntl.flock(kept, fcntl.LOCK_EX)
+        if not file.stat().st_size:
+            json.dump(run_all_cases(backend, n), kept)
+    outcomes: list[Mapping[str, str]] = json.loads(file.read_text())
+    return outcomes
+
+
+def run_all_cases(backend: str, n: int) -> list[Mapping[str, str]]:
     answers = run_program(backend, n, backend_cases.pass_all, n)
     assert len(answers) == n
     in_use = [] if backend == "native" else ["mpi" if backend in LAUNCHERS else backend]
     assert all(backends == in_use for backends, _ in answers)
-    return tuple(cases for _, cases in answers)
+    return [cases for _, cases in answers]
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_backend(backend: str, n: int, case: str) -> None:
-    for rank, cases in enumerate(outcomes(backend, n)):
+def test_backend(backend: str, n: int, case: str, folder_of_all: Path) -> None:
+    for rank, cases in enumerate(outcomes(backend, n, folder_of_all)):
         assert not cases[case], f"rank {rank}:\n{cases[case]}"
 
 
