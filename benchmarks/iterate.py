@@ -19,6 +19,10 @@ objective, whose values at the end a line shows.
 
 Case `lost`: 20 steps of 50 ms in two processes: without checkpoints, with one every 5 steps, and so that in step 7 a
 task is killed. The table shows seconds, with the start of the processes.
+
+Case `weak`: 20 steps of k-means in 1 to 4 processes, with 200,000 rows for each of them. The table shows the median
+time and CPU time of a step, the memory of a task, and the bytes that it gives to the communication of a step, each of
+the task that has most. `--plot FILE` draws them.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ import kmeans_fits
 import logistic_fits
 import lost_tasks
 import numpy as np
+import weak_scaling
 from case_tables import print_load, write_cases
 from fit_times import measure_fits, print_fits
 
@@ -55,12 +60,13 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2, help="number of tasks (default: 2)")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contestant (default: 15)")
     parser.add_argument(
-        "--cases", nargs="+", default=["steps"], choices=["steps", "kmeans", "logistic", "lost"]
+        "--cases", nargs="+", default=["steps"], choices=["steps", "kmeans", "logistic", "lost", "weak"]
     )
     parser.add_argument(
         "--contestants", nargs="+", default=[QUEUE, ITERATE, BLOCKS, LOOP, BARE], choices=[*STEPS, SPARK]
     )
     parser.add_argument("--csv", type=Path, help="write the medians into this file")
+    parser.add_argument("--plot", type=Path, help="draw case `weak` into this file")
     options = parser.parse_args()
     print_load()
     rows: list[tuple[str, int, str, float]] = []
@@ -74,6 +80,11 @@ def main() -> None:
         rows += [
             ("lost", 2, name, took_s * 1e6) for name, took_s in lost_tasks.compare(options.rounds).items()
         ]
+    if "weak" in options.cases:
+        lines = weak_scaling.compare_tasks()
+        rows += [("weak", line.tasks, "iterate", line.step_ms * 1e3) for line in lines]
+        if options.plot:
+            weak_scaling.plot_scaling(options.plot, lines)
     if options.csv:
         write_cases(options.csv, COLUMNS, rows)
 
