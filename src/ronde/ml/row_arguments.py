@@ -16,7 +16,8 @@ def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
 
         X, y, sample_weight = as_rows(X, y=y, sample_weight=sample_weight)
 
-    The part X has all columns of numbers that are not named. Raises UsageError as `read` does, and ValueError.
+    The part X has all columns of numbers that are not named; of a Spark data frame all columns that
+    are not. Raises UsageError as `read` does, and ValueError.
     """
     names = {name: value for name, value in others.items() if isinstance(value, str)}
     if not names and not isinstance(X, (str, os.PathLike)) and not hasattr(X, "mapInArrow"):
@@ -27,4 +28,7 @@ def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
                 f"{name} is of type {type(value).__name__}, and the rows are those of a file or a table: give the "
                 "name of a column"
             )
-    return read(X, {"X": None, **names} if names else None), *(None for _ in others)
+    features = None
+    if hasattr(X, "mapInArrow"):  # with vectors, which do not count as columns of numbers
+        features = [column for column in X.columns if column not in names.values()]
+    return read(X, {"X": features, **names} if names else features), *(None for _ in others)
