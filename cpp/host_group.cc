@@ -18,35 +18,34 @@ HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmet
       bell_handles_(std::move(bell_handles)),
       waiter_(waiter) {}
 
-void HostGroup::announce(const Call& call) { exchange_announcements(call, 0, {}, {}, nullptr, 0); }
+void HostGroup::announce(const Call& call) { exchange_announcements(call, 0); }
 
 HostGroup::Buffers HostGroup::announce(const Call& call, const void* in, void* out, size_t bytes) {
-  exchange_announcements(call, 0, symmetric_.place_of(in, bytes), symmetric_.place_of(out, bytes), nullptr, 0);
   Buffers buffers;
-  for (int local = 0; is_symmetric_in_and_out() && local < size(); ++local) {
-    buffers.in.push_back(symmetric_.resolve(announcement(local).in, local));
-    buffers.out.push_back(symmetric_.resolve(announcement(local).out, local));
+  buffers.pin = std::make_unique<SymmetricSegments::Pin>(symmetric_);
+  const Places places = places_of(in, bytes, out, bytes);
+  exchange_announcements(call, 0, &places);
+  const bool are_symmetric = is_symmetric(&Places::in) && is_symmetric(&Places::out);
+  for (int local = 0; are_symmetric && local < size(); ++local) {
+    buffers.in.push_back(input_of(local, 0, bytes));
+    buffers.out.push_back(symmetric_.resolve(announcement(local).places.out, local, bytes));
   }
   return buffers;
 }
 
 void HostGroup::exchange(const Call& call, uint64_t value, std::span<uint64_t> values) {
-  exchange_announcements(call, value, {}, {}, nullptr, 0);
+  exchange_announcements(call, value);
   for (int local = 0; local < size(); ++local) values[local] = announcement(local).value;
 }
 
-void HostGroup::exchange_announcements(const Call& call, uint64_t value, Place in, Place out, const void* small,
+void HostGroup::exchange_announcements(const Call& call, uint64_t value, const Places* places, const void* small,
                                        size_t small_bytes) {
   ++announced_;
   Announcement& own = announcement(index_);
   own.call = call;
   own.value = value;
-  if (small_bytes > 0) {
-    std::memcpy(own.payload(small_bytes), small, small_bytes);
-  } else {
-    own.in = in;
-    own.out = out;
-  }
+  if (small_bytes > 0) std::memcpy(own.payload(small_bytes), small, small_bytes);
+  if (places != nullptr) own.places = *places;
   own.number.store(announced_, std::memory_order_release);
   ring_all();
   int next = 0;
@@ -68,22 +67,33 @@ void HostGroup::compare_calls() const {
   }
 }
 
-bool HostGroup::is_symmetric_in() const {
-  const Place in = announcement(0).in;
-  if (in.segment == 0) return false;
-  for (int local = 1; local < size(); ++local) {
-    if (announcement(local).in != in) return false;
-  }
-  return true;
+Places HostGroup::places_of(const void* in, size_t in_bytes, const void* out, size_t out_bytes) const {
+  return {symmetric_.place_of(in, in_bytes), symmetric_.place_of(out, out_bytes), symmetric_.live()};
 }
 
-bool HostGroup::is_symmetric_in_and_out() const {
-  const Place out = announcement(0).out;
-  if (out.segment == 0 || !is_symmetric_in()) return false;
+bool HostGroup::is_symmetric(Place Places::* buffer) const {
+  LiveSegments common = announcement(0).places.live;
   for (int local = 1; local < size(); ++local) {
-    if (announcement(local).out != out) return false;
+    const LiveSegments& live = announcement(local).places.live;
+    common.bits &= live.newest == common.newest ? live.bits : 0;  // another thread of a rank is creating one
   }
-  return true;
+  const auto segment_of = [&](int local) { return (announcement(local).places.*buffer).segment; };
+  const uint32_t first = segment_of(0);
+  bool are_equal = first != 0 && first != Place::kNowhere;
+  bool are_known = true, are_empty = true;
+  for (int local = 0; local < size(); ++local) {
+    const uint32_t segment = segment_of(local);
+    are_equal = are_equal && segment == first;
+    are_known = are_known && (segment == Place::kNowhere || common.has(segment));
+    are_empty = are_empty && segment == Place::kNowhere;
+  }
+  return !are_empty && (are_equal || are_known);
+}
+
+const std::byte* HostGroup::input_of(int local, size_t offset, size_t bytes) const {
+  Place place = announcement(local).places.in;
+  place.offset += offset;
+  return symmetric_.resolve(place, local, bytes);
 }
 
 std::vector<int> HostGroup::missing() const {

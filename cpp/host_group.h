@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -50,6 +51,7 @@ class HostGroup {
   struct Buffers {
     std::vector<const std::byte*> in;
     std::vector<std::byte*> out;
+    std::unique_ptr<SymmetricSegments::Pin> pin;
   };
   Buffers announce(const Call& call, const void* in, void* out, size_t bytes);
   // Returns when all ranks have called it: from then on no other rank accesses the buffers.
@@ -82,23 +84,28 @@ class HostGroup {
 
  private:
   Announcement& announcement(int local) const { return segment_.slot(local).announcements[announced_ & 1]; }
-  void exchange_announcements(const Call& call, uint64_t value, Place in, Place out, const void* small,
-                              size_t small_bytes);
+  void exchange_announcements(const Call& call, uint64_t value, const Places* places = nullptr,
+                              const void* small = nullptr, size_t small_bytes = 0);
   void compare_calls() const;
   void ring_all();
-  bool is_symmetric_in() const;
-  bool is_symmetric_in_and_out() const;
+  // The places of this rank's buffers, for its announcement. They must be pinned from here to the end of the call.
+  Places places_of(const void* in, size_t in_bytes, const void* out = nullptr, size_t out_bytes = 0) const;
+  // Whether all ranks can access this buffer of all ranks, and one of them has bytes. The same on all of them.
+  bool is_symmetric(Place Places::* buffer) const;
+  // The address of `bytes` bytes from `offset` on, in the input of rank `local`, which must be symmetric.
+  const std::byte* input_of(int local, size_t offset, size_t bytes) const;
 
   // The common body of allreduce and reduce: the result on rank `only`, or on all ranks if it is < 0.
   void reduce_any(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int only);
   void reduce_small(const Reduction& reduction, const void* in, void* out, size_t count);
-  void reduce_symmetric(const Reduction& reduction, size_t count);
-  void reduce_staged(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count, int only);
+  void reduce_symmetric(const Reduction& reduction, size_t count, int only);
+  void reduce_by_lanes(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count, int only);
   void reduce_scatter_staged(const Reduction& reduction, const std::byte* in, std::span<const size_t> counts,
                              std::span<const size_t> offsets, std::byte* out);
 
   void share_staged(const std::byte* in, std::byte* out, const Parts& parts, int reader);
-  void share_symmetric(std::byte* out, const Parts& parts);
+  void share_symmetric(std::byte* out, const Parts& parts, int reader);
+  void deal_symmetric(std::byte* out, const Parts& to);
   void deal_staged(const std::byte* in, const Parts& from, std::byte* out, const Parts& to, size_t largest);
 
   using Counter = std::atomic<uint64_t> Slot::*;

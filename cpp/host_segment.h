@@ -23,6 +23,12 @@ namespace ronde {
 inline constexpr size_t kSmallBytes = 4 * 1024;
 inline constexpr int kMaxLocalSize = 256;  // ranks per host; bounds arrays of pointers on the stack
 
+// Where a rank's buffers of a call lie, and in which segments it can access those of the others.
+struct Places {
+  Place in, out;
+  LiveSegments live;
+};
+
 // One rank's announcement of one call. Its owner writes it and then sets `number`; afterwards all ranks read it. The
 // first cache line holds everything that a tiny message needs, because its latency is the time to read another core's
 // cache line.
@@ -32,7 +38,7 @@ struct alignas(kLine) Announcement {
   Call call;
   std::byte tiny[16];
   std::byte small[kSmallBytes];
-  Place in, out;
+  Places places;
 
   std::byte* payload(size_t bytes) { return bytes <= sizeof(tiny) ? tiny : small; }
 };

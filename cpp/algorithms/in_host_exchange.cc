@@ -1,8 +1,10 @@
 // Collectives among the ranks of one host that move bytes without arithmetic: share (all-gather, broadcast, gather) and
 // deal (all-to-all, scatter).
 //
-// Share: each rank fills its lanes, all of them as one area, with the next window of its bytes, and every other rank
-// (or the one reader) copies the window out. Deal: the same with one lane per reader.
+// Symmetric: every rank copies its bytes out of the others' buffers.
+//
+// Staged. Share: each rank fills its lanes, all of them as one area, with the next window of its bytes, and every other
+// rank (or the one reader) copies the window out. Deal: the same with one lane per reader.
 #include <algorithm>
 #include <cstring>
 
@@ -29,6 +31,15 @@ size_t window_bytes_for(size_t largest, size_t room) {
   return std::min(std::max((largest / kWindowsWanted + kLine - 1) / kLine * kLine, kSmallest), room);
 }
 
+// The number of bytes from the beginning of the buffer to the end of the last part.
+size_t end_of(const Parts& parts) {
+  size_t end = 0;
+  for (size_t p = 0; p < parts.sizes.size(); ++p) {
+    if (parts.sizes[p] > 0) end = std::max(end, parts.offsets[p] + parts.sizes[p]);
+  }
+  return end;
+}
+
 // A rank's own part needs no lane. `to` and `from` may overlap.
 void copy_own(std::byte* to, const std::byte* from, size_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, bytes);
@@ -44,7 +55,7 @@ void HostGroup::share(const Call& call, const void* in, void* out, const Parts& 
   if (reads) copy_own(to + parts.offsets[index_], from, parts.sizes[index_]);
 
   if (largest <= kSmallBytes) {
-    exchange_announcements(call, 0, {}, {}, in, parts.sizes[index_]);
+    exchange_announcements(call, 0, nullptr, in, parts.sizes[index_]);
     for (int p = 0; reads && p < size(); ++p) {
       if (p == index_ || parts.sizes[p] == 0) continue;
       std::byte* const payload = announcement(p).payload(parts.sizes[p]);
@@ -53,19 +64,22 @@ void HostGroup::share(const Call& call, const void* in, void* out, const Parts& 
     }
     return;
   }
-  exchange_announcements(call, 0, symmetric_.place_of(in, parts.sizes[index_]), {}, nullptr, 0);
-  if (reader < 0 && is_symmetric_in()) {
-    share_symmetric(to, parts);
+  const SymmetricSegments::Pin pin(symmetric_);
+  const Places places = places_of(in, parts.sizes[index_]);
+  exchange_announcements(call, 0, &places);
+  if (is_symmetric(&Places::in)) {
+    share_symmetric(to, parts, reader);
   } else {
     share_staged(from, to, parts, reader);
   }
 }
 
-void HostGroup::share_symmetric(std::byte* out, const Parts& parts) {
-  for (int step = 1; step < size(); ++step) {
+void HostGroup::share_symmetric(std::byte* out, const Parts& parts, int reader) {
+  const bool reads = reader < 0 || reader == index_;
+  for (int step = 1; reads && step < size(); ++step) {
     const int p = (index_ + step) % size();
     if (parts.sizes[p] == 0) continue;
-    std::memcpy(out + parts.offsets[p], symmetric_.resolve(announcement(p).in, p), parts.sizes[p]);
+    std::memcpy(out + parts.offsets[p], input_of(p, 0, parts.sizes[p]), parts.sizes[p]);
   }
   finish_symmetric();
 }
@@ -111,14 +125,32 @@ void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& p
 
 void HostGroup::deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to) {
   // No rank knows all sizes, but all ranks must pass the same number of windows. So each announces its largest size.
+  // It also announces where its blocks begin, because a rank that reads them knows only the places of its own.
   const size_t own_largest = *std::max_element(from.sizes.begin(), from.sizes.end());
-  exchange_announcements(call, own_largest, {}, {}, nullptr, 0);
+  const SymmetricSegments::Pin pin(symmetric_);
+  const Places places = places_of(in, end_of(from));
+  exchange_announcements(call, own_largest, &places, from.offsets.data(), from.offsets.size_bytes());
   size_t largest = 0;
   for (int p = 0; p < size(); ++p) largest = std::max<size_t>(largest, announcement(p).value);
   const auto* source = static_cast<const std::byte*>(in);
   auto* target = static_cast<std::byte*>(out);
   if (to.sizes[index_] > 0) copy_own(target + to.offsets[index_], source + from.offsets[index_], to.sizes[index_]);
-  if (largest > 0) deal_staged(source, from, target, to, largest);
+  if (largest == 0) return;
+  if (is_symmetric(&Places::in)) {
+    deal_symmetric(target, to);
+  } else {
+    deal_staged(source, from, target, to, largest);
+  }
+}
+
+void HostGroup::deal_symmetric(std::byte* out, const Parts& to) {
+  for (int step = 1; step < size(); ++step) {
+    const int p = (index_ + step) % size();
+    if (to.sizes[p] == 0) continue;
+    const auto* offsets = reinterpret_cast<const size_t*>(announcement(p).payload(to.sizes.size_bytes()));
+    std::memcpy(out + to.offsets[p], input_of(p, offsets[index_], to.sizes[p]), to.sizes[p]);
+  }
+  finish_symmetric();
 }
 
 void HostGroup::deal_staged(const std::byte* in, const Parts& from, std::byte* out, const Parts& to, size_t largest) {

@@ -4,13 +4,14 @@
 // synchronization.
 //
 // Symmetric: every rank sees every buffer, so each one reduces its share of the elements and writes the result into all
-// buffers. Each byte is read once and written once: half of what copying the buffers would move.
+// buffers, or into the root's. Each byte is read once and written once: half of what copying the buffers would move.
 //
 // Staged: a window covers one piece per rank. Every rank stages the pieces that others own in its lanes, reduces the
 // piece that it owns from its own memory and the others' lanes, writes the result back into all of these lanes, and
 // collects the other results from its own lanes. So every lane has one reader at a time, which also writes to it, and
 // its cache lines travel quickly (take_over.h). A rank stages window w+1 before it reduces window w; otherwise the
-// ranks would alternate between staging and waiting for each other.
+// ranks would alternate between staging and waiting for each other. Input in symmetric memory needs no staging, whereas
+// the results, which are private, still pass through the lanes.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -56,16 +57,18 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
                            int only) {
   const size_t bytes = count * reduction.item_bytes();
   if (bytes <= kSmallBytes) {
-    exchange_announcements(call, 0, {}, {}, in, bytes);
+    exchange_announcements(call, 0, nullptr, in, bytes);
     if (only < 0 || only == index_) reduce_small(reduction, in, out, count);
     return;
   }
-  exchange_announcements(call, 0, symmetric_.place_of(in, bytes),
-                         out == nullptr ? Place{} : symmetric_.place_of(out, bytes), nullptr, 0);
-  if (is_symmetric_in_and_out() && only < 0) {
-    reduce_symmetric(reduction, count);
+  const bool wants_result = only < 0 || only == index_;
+  const SymmetricSegments::Pin pin(symmetric_);
+  const Places places = places_of(in, bytes, out, wants_result ? bytes : 0);
+  exchange_announcements(call, 0, &places);
+  if (is_symmetric(&Places::in) && is_symmetric(&Places::out)) {
+    reduce_symmetric(reduction, count, only);
   } else {
-    reduce_staged(reduction, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count, only);
+    reduce_by_lanes(reduction, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count, only);
   }
 }
 
@@ -79,25 +82,32 @@ void HostGroup::reduce_small(const Reduction& reduction, const void* in, void* o
   if (size() == 2) take_over(announcement(1 - index_).payload(bytes), bytes);
 }
 
-void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count) {
+void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count, int only) {
   const Range own = share_of(count, static_cast<size_t>(size()), static_cast<size_t>(index_));
   const size_t offset = own.begin * reduction.item_bytes();
+  const size_t bytes = own.count * reduction.item_bytes();
   const void* sources[kMaxLocalSize];
   void* destinations[kMaxLocalSize];
+  int destination_count = 0;
   for (int local = 0; local < size(); ++local) {
-    sources[local] = symmetric_.resolve(announcement(local).in, local) + offset;
-    destinations[local] = symmetric_.resolve(announcement(local).out, local) + offset;
+    sources[local] = input_of(local, offset, bytes);
+    if (only >= 0 && only != local) continue;
+    Place place = announcement(local).places.out;
+    place.offset += offset;
+    destinations[destination_count++] = symmetric_.resolve(place, local, bytes);
   }
-  reduce_to_all(reduction, destinations, size(), sources, size(), own.count);
+  reduce_to_all(reduction, destinations, destination_count, sources, size(), own.count);
   finish_symmetric();
 }
 
-void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count, int only) {
+void HostGroup::reduce_by_lanes(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count,
+                                int only) {
   const size_t item = reduction.item_bytes();
   const size_t ranks = static_cast<size_t>(size());
   const size_t piece = piece_for(count, item, ranks, segment_.lane_bytes());
   const size_t window_count = (count + ranks * piece - 1) / (ranks * piece);
   const bool wants_result = only < 0 || only == index_;
+  const bool stages = !is_symmetric(&Places::in);
 
   // The piece of window w that rank p owns.
   const auto piece_of = [&](uint64_t w, int p) {
@@ -106,7 +116,7 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
     return Range{begin + share.begin, share.count};
   };
   const auto stage = [&](uint64_t w) {
-    for (int p = 0; p < size(); ++p) {
+    for (int p = 0; stages && p < size(); ++p) {
       const Range range = piece_of(w, p);
       if (p != index_) std::memcpy(lane(index_, windows_ + w, p), in + range.begin * item, range.count * item);
     }
@@ -118,7 +128,8 @@ void HostGroup::reduce_staged(const Reduction& reduction, const std::byte* in, s
     void* destinations[kMaxLocalSize];
     for (int p = 0; p < size(); ++p) {
       wait_for(&Slot::staged, p, windows_ + w + 1);
-      sources[p] = destinations[p] = lane(p, windows_ + w, index_);
+      destinations[p] = lane(p, windows_ + w, index_);
+      sources[p] = stages ? destinations[p] : input_of(p, range.begin * item, range.count * item);
     }
     sources[index_] = in + range.begin * item;
     if (wants_result) destinations[index_] = out + range.begin * item;  // no rank reads its own lane
@@ -153,14 +164,16 @@ void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, con
   for (size_t p = 1; p < counts.size(); ++p) offsets[p] = offsets[p - 1] + counts[p - 1];
   const size_t total = offsets.back() + counts.back();
 
-  exchange_announcements(call, 0, symmetric_.place_of(in, total * item), {}, nullptr, 0);
-  if (!is_symmetric_in()) {
+  const SymmetricSegments::Pin pin(symmetric_);
+  const Places places = places_of(in, total * item);
+  exchange_announcements(call, 0, &places);
+  if (!is_symmetric(&Places::in)) {
     reduce_scatter_staged(reduction, static_cast<const std::byte*>(in), counts, offsets, static_cast<std::byte*>(out));
     return;
   }
   const void* sources[kMaxLocalSize];
   for (int local = 0; local < size(); ++local) {
-    sources[local] = symmetric_.resolve(announcement(local).in, local) + offsets[index_] * item;
+    sources[local] = input_of(local, offsets[index_] * item, counts[index_] * item);
   }
   ronde::reduce(reduction, out, sources, size(), counts[index_]);
   finish_symmetric();

@@ -15,7 +15,7 @@ std::vector<std::byte*> parts_of(const Communicator& communicator, std::byte* ow
   if (place.segment == 0) throw UsageError("the engine needs symmetric memory");
   std::vector<std::byte*> parts;
   for (int local = 0; local < communicator.local_size(); ++local) {
-    parts.push_back(communicator.symmetric()->resolve(place, local));
+    parts.push_back(communicator.symmetric()->resolve(place, local, bytes));
   }
   return parts;
 }

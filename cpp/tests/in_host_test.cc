@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -16,14 +18,18 @@
 namespace ronde {
 namespace {
 
-using Program = std::function<void(HostGroup&)>;
+using Program = std::function<void(HostGroup&, SymmetricSegments&)>;
 
-void run(int size, size_t staging_bytes, const Program& program) {
-  const size_t bytes = HostSegment::bytes(size, staging_bytes);
+std::shared_ptr<Mapping> memory_of(size_t bytes) {
   const int fd = memfd_create("test", MFD_CLOEXEC);
   CHECK(ftruncate(fd, static_cast<off_t>(bytes)) == 0);
-  HostSegment segment(std::make_shared<Mapping>(fd, bytes), size, staging_bytes);
-  SymmetricSegments symmetric;
+  return std::make_shared<Mapping>(fd, bytes);
+}
+
+// Returns whether anything has passed through staging lanes.
+bool run(int size, size_t staging_bytes, const Program& program) {
+  HostSegment segment(memory_of(HostSegment::bytes(size, staging_bytes)), size, staging_bytes);
+  std::vector<SymmetricSegments> symmetric(static_cast<size_t>(size));
   FailureState failure;
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -33,11 +39,15 @@ void run(int size, size_t staging_bytes, const Program& program) {
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       Waiter waiter(bell_handles[static_cast<size_t>(rank)], failure, {.spins = 4});
-      HostGroup group(segment, symmetric, ranks, rank, bell_handles, waiter);
-      program(group);
+      SymmetricSegments& mine = symmetric[static_cast<size_t>(rank)];
+      HostGroup group(segment, mine, ranks, rank, bell_handles, waiter);
+      program(group, mine);
     });
   }
   for (std::thread& thread : threads) thread.join();
+  const std::byte* const lanes = segment.lane(0, 0, 0);
+  const std::byte* const end = segment.lane(size, 0, 0);
+  return std::any_of(lanes, end, [](std::byte each) { return each != std::byte{0}; });
 }
 
 Call call_of(Kind kind, size_t count) {
@@ -68,7 +78,7 @@ std::vector<float> sums_of(int size, size_t count) {
 void test_sums(int size, size_t staging_bytes, size_t count) {
   const std::vector<float> sums = sums_of(size, count);
   const Reduction sum{DType::kFloat32, ReduceOp::kSum, 1};
-  run(size, staging_bytes, [&](HostGroup& group) {
+  run(size, staging_bytes, [&](HostGroup& group, auto&) {
     const std::vector<float> mine = values_of(group.index(), count);
     std::vector<float> all(count);
     group.allreduce(call_of(Kind::kAllreduce, count), sum, mine.data(), all.data(), count);
@@ -90,7 +100,7 @@ void test_sums(int size, size_t staging_bytes, size_t count) {
 }
 
 void test_moves(int size, size_t staging_bytes, size_t count) {
-  run(size, staging_bytes, [&](HostGroup& group) {
+  run(size, staging_bytes, [&](HostGroup& group, auto&) {
     const auto ranks = static_cast<size_t>(size);
     const std::vector<float> mine = values_of(group.index(), count);
     std::vector<size_t> sizes(ranks, count * sizeof(float)), offsets(ranks);
@@ -112,10 +122,143 @@ void test_moves(int size, size_t staging_bytes, size_t count) {
   });
 }
 
+// Buffers in symmetric memory, of each rank in another segment at another offset. Then nothing is staged.
+class SymmetricBuffers {
+ public:
+  // `others_drop`: the other ranks have dropped the first of the segments.
+  SymmetricBuffers(int size, size_t count, bool others_drop)
+      : size_(static_cast<size_t>(size)), count_(count), others_drop_(others_drop) {
+    for (auto& segment : segments_) segment = memory_of(size_ * part_bytes());
+  }
+
+  // Buffers of one rank, each with room for `size * count` elements.
+  struct Buffers {
+    float* in;
+    float* out;
+  };
+  Buffers of(int rank, SymmetricSegments& symmetric) const {
+    uint32_t numbers[2];
+    for (size_t i = 0; i < 2; ++i) numbers[i] = symmetric.add(segments_[i], part_bytes(), rank);
+    auto* part = reinterpret_cast<float*>(symmetric.own_part(numbers[rank == 0 ? 0 : 1])) + rank;
+    if (others_drop_ && rank > 0) symmetric.drop(numbers[0]);
+    return {part, part + size_ * count_};
+  }
+
+ private:
+  size_t part_bytes() const { return (2 * size_ * count_ + size_) * sizeof(float); }
+
+  size_t size_, count_;
+  bool others_drop_;
+  std::shared_ptr<Mapping> segments_[2];
+};
+
+bool sums_are_staged(int size, size_t count, bool others_drop, bool result_is_symmetric) {
+  const SymmetricBuffers memory(size, count, others_drop);
+  const std::vector<float> sums = sums_of(size, count);
+  const Reduction sum{DType::kFloat32, ReduceOp::kSum, 1};
+  return run(size, 4096, [&](HostGroup& group, SymmetricSegments& symmetric) {
+    const auto [in, shared_out] = memory.of(group.index(), symmetric);
+    std::vector<float> private_out(count);
+    float* const out = result_is_symmetric ? shared_out : private_out.data();
+    const std::vector<float> mine = values_of(group.index(), count);
+    std::copy(mine.begin(), mine.end(), in);
+    group.reduce(call_of(Kind::kReduce, count), sum, in, group.index() == 1 ? out : nullptr, count, 1);
+    CHECK(group.index() != 1 || std::equal(sums.begin(), sums.end(), out));
+    group.allreduce(call_of(Kind::kAllreduce, count), sum, in, out, count);
+    CHECK(std::equal(sums.begin(), sums.end(), out) && std::equal(mine.begin(), mine.end(), in));
+    group.allreduce(call_of(Kind::kAllreduce, count), sum, in, in, count);
+    CHECK(std::equal(sums.begin(), sums.end(), in));
+    const std::vector<size_t> nothing(static_cast<size_t>(size));
+    group.reduce_scatter(call_of(Kind::kReduceScatter, 0), sum, in, nothing, out);
+  });
+}
+
+bool moves_are_staged(int size, size_t count, bool others_drop) {
+  const SymmetricBuffers memory(size, count, others_drop);
+  return run(size, 4096, [&](HostGroup& group, SymmetricSegments& symmetric) {
+    const auto ranks = static_cast<size_t>(size);
+    const auto index = static_cast<size_t>(group.index());
+    const float* const in = memory.of(group.index(), symmetric).in;
+    const std::vector<float> given = values_of(group.index(), ranks * count);
+    std::copy(given.begin(), given.end(), const_cast<float*>(in));
+    std::vector<float> out(ranks * count);
+    const auto check_block = [&](size_t block, int rank, size_t begin) {
+      for (size_t i = 0; i < count; ++i) CHECK(out[block * count + i] == value_of(rank, begin + i));
+    };
+    const size_t bytes = count * sizeof(float);
+    std::vector<size_t> sizes(ranks, bytes), offsets(ranks);
+    std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), size_t{0});
+    const int root = size - 1;
+    group.share(call_of(Kind::kGather, 0), in, out.data(), {sizes, offsets}, root);
+    for (int rank = 0; group.index() == root && rank < size; ++rank) check_block(static_cast<size_t>(rank), rank, 0);
+    group.deal(call_of(Kind::kAlltoall, 0), in, {sizes, offsets}, out.data(), {sizes, offsets});
+    for (int rank = 0; rank < size; ++rank) check_block(static_cast<size_t>(rank), rank, index * count);
+    // A scatter from rank 0: the others have no input.
+    const std::vector<size_t> nothing(ranks);
+    std::vector<size_t> arriving(ranks);
+    arriving[0] = bytes;
+    const bool sends = group.index() == 0;
+    group.deal(call_of(Kind::kScatter, 0), sends ? in : nullptr, {sends ? sizes : nothing, offsets}, out.data(),
+               {arriving, nothing});
+    check_block(0, 0, index * count);
+  });
+}
+
+// A segment that is older than the 64 newest, of which all ranks pass the same place.
+void test_old_segment() {
+  constexpr size_t kCount = 5'000;
+  const auto memory = memory_of(2 * kCount * sizeof(float)), other = memory_of(2 * 4096);
+  CHECK(!run(2, 4096, [&](HostGroup& group, SymmetricSegments& symmetric) {
+    auto* x =
+        reinterpret_cast<float*>(symmetric.own_part(symmetric.add(memory, kCount * sizeof(float), group.index())));
+    for (int i = 0; i < 70; ++i) symmetric.add(other, 4096, group.index());
+    const std::vector<float> mine = values_of(group.index(), kCount), sums = sums_of(2, kCount);
+    std::copy(mine.begin(), mine.end(), x);
+    group.allreduce(call_of(Kind::kAllreduce, kCount), {DType::kFloat32, ReduceOp::kSum, 1}, x, x, kCount);
+    CHECK(std::equal(sums.begin(), sums.end(), x));
+  }));
+}
+
+void test_symmetric_memory() {
+  for (const int size : {2, 3, 5}) {
+    CHECK(!sums_are_staged(size, 20'000, false, true));
+    CHECK(sums_are_staged(size, 20'000, false, false));  // the results alone
+    CHECK(sums_are_staged(size, 20'000, true, true));
+    CHECK(!moves_are_staged(size, 3'000, false));
+    CHECK(moves_are_staged(size, 3'000, true));
+  }
+}
+
+// An array that is dropped in the middle of a call stays mapped until its end, but no new call uses it.
+void test_pins() {
+  SymmetricSegments symmetric;
+  const uint32_t first = symmetric.add(memory_of(4096), 4096, 0);
+  const uint32_t second = symmetric.add(memory_of(4096), 4096, 0);
+  std::byte* const data = symmetric.own_part(first);
+  const Place place = symmetric.place_of(data + 96, 4000);
+  CHECK(place.segment == first && symmetric.live().has(first) && symmetric.live().has(second));
+  CHECK(symmetric.resolve(place, 0, 4000) == data + 96);
+  CHECK_THROWS(symmetric.resolve(place, 0, 4001), std::out_of_range);
+  {
+    const SymmetricSegments::Pin pin(symmetric);
+    symmetric.drop(first);
+    CHECK(!symmetric.live().has(first) && symmetric.live().has(second));
+    CHECK(symmetric.place_of(data, 1).segment == 0);
+    CHECK(symmetric.resolve(place, 0, 4000) == data + 96);
+  }
+  CHECK_THROWS(symmetric.resolve(place, 0, 1), std::logic_error);
+  for (int i = 0; i < 64; ++i) symmetric.add(memory_of(4096), 4096, 0);
+  CHECK(symmetric.live().has(second + 1) && symmetric.live().has(second + 64));  // the 64 newest
+  CHECK(!symmetric.live().has(second) && !symmetric.live().has(second + 65) && !symmetric.live().has(0));
+}
+
 }  // namespace
 }  // namespace ronde
 
 int main() {
+  ronde::test_pins();
+  ronde::test_symmetric_memory();
+  ronde::test_old_segment();
   for (const int size : {2, 3, 43, 48, 64}) ronde::test_sums(size, 256 * 1024, 200'000);
   for (const size_t staging_bytes : {1, 4096, 8192}) ronde::test_sums(3, staging_bytes, 50'000);
   ronde::test_moves(64, 256 * 1024, 3'000);

@@ -360,8 +360,8 @@ class Communicator:
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
         """Return a NumPy array of zeros in symmetric memory, which all ranks of the host share.
 
-        Collectives on such arrays, or on the same part of them on all ranks, copy nothing. `torch.from_numpy` makes a
-        tensor of it. The memory lives as long as the array or a view of it.
+        Collectives work directly on such arrays and their views if all ranks of a host pass some. `torch.from_numpy`
+        makes a tensor of it. The memory lives as long as the array or a view of it.
         """
         kind = np.dtype(dtype)
         axes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
