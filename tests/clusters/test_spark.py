@@ -379,6 +379,11 @@ def test_nothing_keeps_running_after_the_driver_is_killed(folder: Path) -> None:
 
 @pytest.mark.parametrize(("program", "command"), programs("spark"))
 def test_the_program_of_the_page_runs(program: str, command: str, tmp_path: Path) -> None:
-    outputs = {"TorchEstimator": "y__output", "comqueue": "mean: 249.75", "ronde.spark.run": "[10.0, 10.0]"}
+    outputs = {
+        "TorchEstimator": "y__output",
+        "comqueue": "mean: 249.75",
+        "ronde.ml": "(1, 2) (8, 2)",
+        "ronde.spark.run": "[10.0, 10.0]",
+    }
     expected = next(output for used, output in outputs.items() if used in program)
     assert expected in run_program(program, command, tmp_path)

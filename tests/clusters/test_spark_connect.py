@@ -63,4 +63,4 @@ def test_a_function_runs_on_the_executors_of_the_server(tmp_path: Path) -> None:
     )
     assert "result [10.0, 10.0]" in done.stdout, done.stderr
     assert "error 1 True" in done.stdout
-    assert "num_proc is missing: Spark Connect does not tell" in done.stdout
+    assert "num_proc is missing: Spark Connect does not report" in done.stdout

@@ -105,7 +105,7 @@ FAILURES = [
             ronde.allreduce(np.ones(1), name="loss")
         """,
         (
-            r"PeerLostError: rank 1 on \S+ has shut down before tensor 'loss' could run: it has failed, or submits",
+            r"PeerLostError: rank 1 on \S+ has shut down .*: it has failed, or submits",
             r"if ranks have different numbers of batches, call join\(\) after the last batch",
             r"ronde: rank 0 \(pid \d+\) failed with exit code 1",
             r"ronde: rank 1 succeeded",

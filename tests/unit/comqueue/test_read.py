@@ -223,7 +223,7 @@ def test_sparse_matrices() -> None:
         (TABLE.slice(0, 0), None, "the table of type Table has no rows"),
         (TABLE, "b", r"the table of type Table lacks the columns \['b'\]"),
         (pa.table({"a": [1, None]}), None, "'a' in the table of type Table has 1 missing values"),
-        (pa.chunked_array([[1]]), None, "type ChunkedArray is no table"),
+        (pa.chunked_array([[1]]), None, "type ChunkedArray is not a table"),
     ],
 )
 def test_what_is_no_source(source: Any, columns: ColumnsOption, message: str) -> None:
