@@ -45,7 +45,9 @@ def test_a_fit_is_that_of_the_rows_here() -> None:
 
 def test_rows_on_a_cluster_need_its_tasks() -> None:
     model = KMeans(3, init=X[:3])
-    with pytest.raises(UsageError, match="the rows of 'data' are on a cluster: run the tasks there, for example by"):
+    with pytest.raises(
+        UsageError, match="the rows of 'data' are on a cluster: run the tasks there, for example by"
+    ):
         model.fit(RowsAtTasks())
     with pytest.raises(ValueError, match="has rows with several parts, or on a cluster: expected an array"):
         model.fit(X).predict(RowsAtTasks())
