@@ -102,9 +102,8 @@ class Panel:
             span for span in spans if span.begin_ms < end and span.begin_ms + span.length_ms > begin
         ]
         rows = sorted({span.row for span in self.spans})
-        self.place = {
-            row: i + 0.8 * (row[0] - rows[0][0]) for i, row in enumerate(rows)
-        }  # a gap between ranks
+        # A gap between ranks.
+        self.place = {row: i + 0.8 * (row[0] - rows[0][0]) for i, row in enumerate(rows)}
         ticks = [Tick((r["pid"], r["tid"]), r["name"], r["ts"] / 1e3) for r in records if r["ph"] == "i"]
         self.ticks = [tick for tick in ticks if tick.row in self.place and begin <= tick.at_ms <= end]
         self.ranks = {tick.name for tick in self.ticks if tick.name.startswith("rank ")}

@@ -27,10 +27,8 @@ RANKS = 2  # one on each host
 ITEM_BYTES = 4  # float32
 IPERF_S = 2
 CONTESTANTS = ["ronde-private", "gloo"]
-PROTECTIONS = {
-    "ronde-payload": "payload",
-    "ronde-secret": "secret",
-}  # the same with tags on tensors, or encrypted
+# The same with tags on tensors, or encrypted.
+PROTECTIONS = {"ronde-payload": "payload", "ronde-secret": "secret"}
 SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 

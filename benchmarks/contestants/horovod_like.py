@@ -24,10 +24,8 @@ class HorovodLike(ModelSteps):
         self.rank, self.size = self._hvd.rank(), self._hvd.size()
 
     def barrier(self, count: int = 0) -> Call:
-        x, hvd = (
-            tensor(1),
-            self._hvd,
-        )  # not barrier(): that is negotiated every time
+        # Not barrier(): that is negotiated every time.
+        x, hvd = (tensor(1), self._hvd)
         return lambda: hvd.allreduce_(x, name="start", op=hvd.Sum)
 
     def single(self, count: int) -> Call:

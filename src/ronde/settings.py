@@ -395,9 +395,8 @@ class Settings:
         CORES,
         also="HOROVOD_THREAD_AFFINITY",
     )
-    given: frozenset[str] = dataclasses.field(
-        default=frozenset(), repr=False
-    )  # not a setting: the names of those that the user has set
+    # Not a setting: the names of those that the user has set.
+    given: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.metadata}

@@ -178,9 +178,8 @@ def bytes_up_to(most: str) -> ValueKind:
     return ValueKind(f"a size from 0 to {most}, such as 64KiB", size, between(0, size(most)), "bytes")
 
 
-MEBIBYTES = ValueKind(
-    "a whole number of MiB from 0", lambda text: whole(text) * 2**20, between(0)
-)  # in bytes
+# In bytes.
+MEBIBYTES = ValueKind("a whole number of MiB from 0", lambda text: whole(text) * 2**20, between(0))
 
 
 # Words

@@ -35,10 +35,8 @@ GPUS = {1: ("0", "1"), 2: ("4", "5")}  # by the worker's host
 CORES = 4  # of each worker
 MASTER_PORT = 7077
 EVERYWHERE = "172.17.0.1"  # of docker0, on every host
-INSIDE, OUTSIDE = (
-    "10.88.0.2",
-    "10.88.0.1",
-)  # the addresses of the driver behind the NAT, and of its router there
+# The addresses of the driver behind the NAT, and of its router there.
+INSIDE, OUTSIDE = ("10.88.0.2", "10.88.0.1")
 PORTS = (4040, 4041, 4042, 4043)  # which the router forwards
 NAT = """
 table ip nat {{

@@ -166,9 +166,8 @@ def environment_for(flink: Flink, folder: Path) -> dict[str, str]:
     import pyflink
 
     installed = (Path(pyflink.__path__[0]) / "conf" / "config.yaml").read_text()
-    (java_options,) = re.findall(
-        "^ +all: (.+)", installed, re.MULTILINE
-    )  # without which Java 17 is too strict
+    # Without which Java 17 is too strict.
+    (java_options,) = re.findall("^ +all: (.+)", installed, re.MULTILINE)
     lines = [f"{name}: {value}\n" for name, value in flink.settings.items()]
     (folder / "config.yaml").write_text("".join([f"env.java.opts.all: {java_options}\n", *lines]))
     return {**os.environ, "FLINK_CONF_DIR": str(folder), "PYTHONPATH": str(ROOT)}

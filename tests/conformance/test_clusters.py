@@ -89,12 +89,13 @@ class Desk:
         return not self._events.empty()
 
 
+# All others: the engine of their name.
 NEEDS = {
     "local": ("slow",),
     "ssh": ("hosts", "alone"),
     "slurm": ("root", "alone"),
     "spark-connect": ("spark",),
-}  # all others: the engine of their name
+}
 
 
 def _kinds() -> list[object]:

@@ -165,9 +165,8 @@ def test_what_is_held_is_held_again(place: Place) -> None:
     assert store.delete_key("not for long")
     place.stop()
     place.start()
-    assert (
-        watcher.check(["alive"]) is False
-    )  # the holder has not come back yet, and a held key is in no journal
+    # The holder has not come back yet, and a held key is in no journal.
+    assert watcher.check(["alive"]) is False
     store.set("any", b"")
     assert watcher.multi_get(["alive", "alive too"], 0) == [b"1", b"2"]
     assert not watcher.check(["not for long"])

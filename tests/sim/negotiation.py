@@ -95,9 +95,8 @@ class Simulation:
         total = self.workload.total
         fate = self.rng.random()
         if fate < 0.2 and len(self.ranks) > 1:
-            self.dies_after = int(
-                self.rng.random() * 4 * len(self.ranks) * total
-            )  # where roughly the end will be
+            # Where roughly the end will be.
+            self.dies_after = int(self.rng.random() * 4 * len(self.ranks) * total)
         elif fate < 0.35:
             self.rng.choice(self.ranks).leaves_early_after = self.rng.randint(0, total)
 

@@ -42,9 +42,8 @@ class Checks:
         self.decided_ns: dict[tuple[SimStore, RosterKey | None], int] = {}  # when rounds began
         self.losses: set[tuple[RosterKey | None, Cause]] = set()  # that have been looked at
         self.causes: dict[int, Cause] = {}
-        self.half_known: set[int] = (
-            set()
-        )  # rounds that the store has lost before all their nodes received them
+        # Rounds that the store has lost before all their nodes received them.
+        self.half_known: set[int] = set()
         self.succeeded: dict[int, set[str]] = {}
         self.completed: int | None = None
         self.leader_harmed_ns = -PATIENCE_NS  # a new leader begins a new last call

@@ -48,9 +48,8 @@ def test_the_files_contain_the_names_in_parentheses() -> None:
 def test_the_drawing_has_all_rooms() -> None:
     drawing = PAGE.split("```")[1]
     rooms = [path.parent.relative_to(SOURCES) for path in SOURCES.rglob("__init__.py")]
-    drawn = [
-        room for room in rooms if room.parts and "packages" not in room.parts
-    ]  # those are Horovod's names
+    # Those are Horovod's names.
+    drawn = [room for room in rooms if room.parts and "packages" not in room.parts]
     assert len(drawn) > 20
     assert [room.as_posix() for room in drawn if f" {room.name}/ " not in drawing] == []
     modules = [path.stem for path in SOURCES.glob("*.py") if not path.stem.startswith("__")]

@@ -111,9 +111,8 @@ def _averaged_integers(dtype: DType, divisor: int) -> Form:
     def unpack_halves(carried: Array, out: Array) -> None:
         upper, rest = np.divmod(carried[::2], divisor)
         rest = (rest << 32) + carried[1::2]
-        quotients = ((upper << 32) + rest // divisor).view(
-            out.dtype
-        )  # an unsigned one may have the highest bit
+        # An unsigned one may have the highest bit.
+        quotients = ((upper << 32) + rest // divisor).view(out.dtype)
         out[:] = cut_off(quotients, rest % divisor != 0).astype(out.dtype)
 
     return Form(DType.int64, Sum, 2, halves, unpack_halves)

@@ -18,21 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "Here", "check_tuning", "look_at_machine", "usable_gpus"]
 
-BACKENDS = (
-    "alone",
-    "c10d",
-    "etcd",
-    "etcd-v2",
-    "file",
-    "static",
-    "tcp",
-)  # the built-in ones of net/rendezvous/registry
+# The built-in ones of net/rendezvous/registry.
+BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")
 
 # The first of these variables that is set lists the visible GPUs; the list ends at the first invalid entry, like -1.
-_NVIDIA, _AMD = (
-    ("CUDA_VISIBLE_DEVICES",),
-    ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-)
+_NVIDIA = ("CUDA_VISIBLE_DEVICES",)
+_AMD = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 class Here(NamedTuple):

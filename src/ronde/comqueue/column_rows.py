@@ -75,11 +75,8 @@ class ColumnRows:
         piece_rows = min(max(PIECE_BYTES // max(1, row_bytes), LEAST_PIECE), MOST_PIECE)
         pieces = self._pieces.read(all_rows, piece_rows, row_bytes)
         columns: Columns = {}
-        file, used, left = (
-            "",
-            0,
-            0,
-        )  # of the present piece: where it is from, how many of its rows are taken or not
+        # Of the present piece: where it is from, how many of its rows are taken or not.
+        file, used, left = ("", 0, 0)
         for block in blocks:
             arrays, filled = self._selection.empty(len(block)), 0
             while filled < len(block):

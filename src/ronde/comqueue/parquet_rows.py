@@ -22,9 +22,8 @@ from ronde.parquet.rows import Columns, RowGroup, spans_of
 
 __all__ = ["parquet_rows"]
 
-LARGE_GROUP_BYTES = (
-    64 << 20
-)  # the columns of a larger row group are read from the file in pieces, to save memory
+# The columns of a larger row group are read from the file in pieces, to save memory.
+LARGE_GROUP_BYTES = 64 << 20
 PIECE_BYTES = 1 << 18
 
 _Constants = Mapping[str, Mapping[str, float]]  # by column and file

@@ -16,9 +16,8 @@ class _Items(Generic[T]):
     """What the thread shares with the caller: the items that are ready, and room for more."""
 
     def __init__(self, depth: int) -> None:
-        self.ready: SimpleQueue[tuple[bool, Any]] = (
-            SimpleQueue()
-        )  # (True, an item), or (False, an error or None)
+        # (True, an item), or (False, an error or None).
+        self.ready: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
         self.room = threading.Semaphore(depth)
         self.is_left = False
 

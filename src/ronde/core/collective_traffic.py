@@ -298,9 +298,8 @@ def _share_in_host(ranks: int, parts: list[int], is_symmetric: bool, has_root: b
     """Return the traffic of parts that all ranks get, or one."""
     total, largest = sum(parts), max(parts)
     readers = 1 if has_root else ranks
-    own = (
-        parts[0] if has_root else total if len(set(parts)) == 1 else 0
-    )  # a broadcast copies nothing of its own
+    # A broadcast copies nothing of its own.
+    own = parts[0] if has_root else total if len(set(parts)) == 1 else 0
     foreign = total * (ranks - 1) if not has_root else total - parts[0]
     if is_symmetric and largest > SMALL_BYTES:
         return Traffic(memory_bytes=COPY * (own + foreign), exchanges=2)

@@ -20,11 +20,8 @@ INDEX = "JOB_COMPLETION_INDEX"
 # The exit code of an agent that ended because it has lost the others, and not because of a worker: a new Pod in its
 # place may find them. (EX_TEMPFAIL of sysexits.h)
 LOST = 75
-REPLACED = (
-    LOST,
-    128 + 9,
-    128 + 15,
-)  # exit codes of Pods that get a successor: also those of killed and ended ones
+# Exit codes of Pods that get a successor: also those of killed and ended ones.
+REPLACED = (LOST, 128 + 9, 128 + 15)
 
 
 @dataclass(frozen=True)

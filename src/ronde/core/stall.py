@@ -351,9 +351,8 @@ class Inspector:
         answers = inquiry.about_blocked
         if stall is None or self._rank not in answers:
             return None
-        behind = self._ranks_behind(
-            answers
-        )  # these may sleep because they do not know yet that the operation is complete
+        # These may sleep because they do not know yet that the operation is complete.
+        behind = self._ranks_behind(answers)
         waits_for = {self._rank: set(stall.culprits)}
         for index, (rank, blocked) in enumerate(inquiry.blocked.items()):
             if rank in answers and answers[rank].blocked == blocked and rank not in behind:

@@ -81,9 +81,8 @@ def pack_call(
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
         raise UsageError(f"{name} and its arguments cannot be sent to workers: {problem}{advice}") from None
-    needs_main = (
-        pickles is pickle and MAIN in call
-    )  # of the function, or of a class or function among its arguments
+    # Of the function, or of a class or function among its arguments.
+    needs_main = pickles is pickle and MAIN in call
     if needs_main and not main:
         raise UsageError(
             f"{name} cannot be sent to workers: it, or an argument, is not in a file that they could import{advice}"

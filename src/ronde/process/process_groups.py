@@ -32,10 +32,9 @@ __all__ = [
     "usable_cores",
 ]
 
+# A program of the wheel. A slower one in Python replaces it where it was not built, as in an editable install.
 _HERE = os.path.dirname(__file__)
-_START_WORKER = os.path.join(
-    _HERE, "start_worker"
-)  # a program of the wheel; the other one replaces it if it is missing
+_START_WORKER = os.path.join(_HERE, "start_worker")
 _STARTER = (
     (_START_WORKER,)
     if os.access(_START_WORKER, os.X_OK)

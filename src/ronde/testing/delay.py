@@ -24,9 +24,8 @@ BUFFER_BYTES = 8 << 20
 def open_interface(name: str) -> socket.socket:
     """Return a socket for the frames of the interface before segmentation and checksums."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS))
-    sock.setsockopt(
-        SOL_PACKET, PACKET_VNET_HDR, 1
-    )  # a header with the work left to the hardware precedes each frame
+    # A header with the work left to the hardware precedes each frame.
+    sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     sock.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
     sock.bind((name, ALL_PROTOCOLS))

@@ -309,9 +309,8 @@ class _Rank:
         self.connection: Connection[Any, Any]
         self.connection, theirs = multiprocessing.Pipe()
         self._stacks, stacks = os.pipe()
-        fcntl.fcntl(
-            stacks, fcntl.F_SETPIPE_SZ, 1 << 20
-        )  # room for the stacks of a crash, which are read later
+        # Room for the stacks of a crash, which are read later.
+        fcntl.fcntl(stacks, fcntl.F_SETPIPE_SZ, 1 << 20)
         try:
             self.process = _start_rank(prefix, environ, (theirs.fileno(), stacks))
         except BaseException:

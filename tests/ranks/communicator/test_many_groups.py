@@ -44,9 +44,8 @@ def split_often(count: int) -> tuple[Cost, Cost]:
     for group in groups[1:]:
         group.shutdown()
     world.barrier()
-    assert (
-        groups[0].allreduce(np.ones(3))[0] == groups[0].size
-    )  # closing the others has done nothing to this one
+    # Closing the others has done nothing to this one.
+    assert groups[0].allreduce(np.ones(3))[0] == groups[0].size
     again = world.split(0)
     assert again.allgather(np.array([world.rank])).tolist() == list(range(world.size))
     ronde.shutdown()

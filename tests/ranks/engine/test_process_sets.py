@@ -32,9 +32,8 @@ def work_in_two_halves(is_static: bool) -> None:
     total = sum(mine.ranks)
     for _ in range(20 + 20 * (rank % 2)):  # the sets do not wait for each other
         x = np.full(5, rank)
-        everywhere = ronde.allreduce(
-            x, name="x", op=ronde.Sum, process_set=mine
-        )  # in both sets the same name
+        # In both sets the same name.
+        everywhere = ronde.allreduce(x, name="x", op=ronde.Sum, process_set=mine)
         assert everywhere.tolist() == [total] * 5
         assert ronde.allgather(np.array([rank]), process_set=mine).tolist() == mine.ranks
         assert ronde.broadcast(x, root=mine.ranks[1], name="b", process_set=mine)[0] == mine.ranks[1]

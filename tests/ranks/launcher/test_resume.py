@@ -50,9 +50,8 @@ def test_a_killed_worker_costs_the_steps_since_the_last_checkpoint(tmp_path: Pat
     resumed = re.search(r"going on after step (\d+)", after)
     assert resumed
     assert int(resumed[1]) in saved_steps(before + after)
-    assert saved_steps(before + after) == list(
-        range(49, 600, 50)
-    )  # each once: nothing was done again from the start
+    # Each once: nothing was done again from the start.
+    assert saved_steps(before + after) == list(range(49, 600, 50))
     accuracy = re.search(r"held-out accuracy: (\S+)", after)
     assert accuracy
     assert float(accuracy[1]) > 0.95

@@ -104,10 +104,8 @@ def disagreeing(rank: int, size: int) -> None:
         ([one, table], [table, one], r"device cpu\+sparse, but rank . with device sparse\+cpu"),
         ([table], [one, one], "allgather, but rank . allreduce"),
     ):
-        assert hvd.grouped_allreduce([one, one], name=message)[1].tolist() == [
-            1,
-            1,
-        ]  # from now on it is cached
+        # From now on it is cached.
+        assert hvd.grouped_allreduce([one, one], name=message)[1].tolist() == [1, 1]
         with pytest.raises(ronde.MismatchError, match=message):
             hvd.grouped_allreduce(theirs if last else ours, name=message)
         assert hvd.grouped_allreduce([one, one], name=message)[1].tolist() == [1, 1]

@@ -33,9 +33,8 @@ def test_without_options_there_is_one_worker_here() -> None:
     plain = config("")
     assert (plain.worker.argv, plain.worker.slots) == (("/bin/python", "train.py"), 1)
     assert plain.rendezvous == RendezvousConfig()
-    assert plain == config(
-        "--standalone --rdzv-endpoint localhost:0 --rdzv-backend c10d"
-    )  # as torchrun takes it
+    # As torchrun takes it.
+    assert plain == config("--standalone --rdzv-endpoint localhost:0 --rdzv-backend c10d")
     assert plain == config("--standalone") == config("--nnodes 1") == config("--rdzv-backend c10d")
     assert plain.rendezvous.backend == "alone"
 
@@ -389,9 +388,8 @@ def test_a_file_of_horovodruns(tmp_path: Path) -> None:
         "RONDE_LOG_HIDE_TIME": "1",
     }
     assert (found.worker.slots, found.worker.max_restarts) == (2, 2)
-    file.write_text(
-        "library_options:\n  ccl_bgt_affinity: 1\nlogging:\n  hide_timestamp: true\n"
-    )  # older names
+    # Older names.
+    file.write_text("library_options:\n  ccl_bgt_affinity: 1\nlogging:\n  hide_timestamp: true\n")
     assert config(f"--config-file {file}", PET_ROLE="r") == config(
         "", PET_CONFIG_FILE=str(file), PET_ROLE="r"
     )

@@ -61,8 +61,7 @@ def test_options_go_before_what_kubernetes_says() -> None:
 def test_a_pod_that_has_lost_the_others_may_be_replaced() -> None:
     assert pod_exit_code(1, is_final=False) == pod_exit_code(2, is_final=False) == LOST
     assert pod_exit_code(3, is_final=True) == 3
-    assert {pod_exit_code(code, is_final=True) for code in REPLACED} == {
-        1
-    }  # such as a worker that was killed
+    # Such as a worker that was killed.
+    assert {pod_exit_code(code, is_final=True) for code in REPLACED} == {1}
     assert pod_exit_code(143, is_final=False) == 143
     assert pod_exit_code(0, is_final=False) == 0

@@ -61,9 +61,8 @@ def test_a_reduction_to_a_root_on_three_hosts_trades_bytes_for_a_less_busy_root(
         least_traffic("reduce", shape, 3 * MIB),
     )
     assert shared.sent_bytes * 3 == least.sent_bytes * 4  # 1.33 of the least
-    assert (
-        shared.busiest_bytes * 3 == least.busiest_bytes * 4
-    )  # the root would get twice the least in one step
+    # The root would get twice the least in one step.
+    assert shared.busiest_bytes * 3 == least.busiest_bytes * 4
 
 
 def test_a_chain_relieves_the_root_of_a_large_broadcast() -> None:

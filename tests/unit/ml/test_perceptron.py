@@ -70,10 +70,8 @@ def test_the_accuracy_is_within_two_percent_of_scikit_learns_or_above(load: Call
 
 
 def test_the_weights_with_the_fewest_mistakes_are_kept() -> None:
-    X, y = (
-        np.array([[-2.0], [-1.0], [1.0], [2.0], [-1.5]]),
-        [0, 0, 1, 1, 1],
-    )  # the last row cannot be separated
+    # The last row cannot be separated.
+    X, y = (np.array([[-2.0], [-1.0], [1.0], [2.0], [-1.5]]), [0, 0, 1, 1, 1])
     with pytest.warns(ConvergenceWarning, match="Perceptron has not converged in 20 steps: raise max_iter"):
         model = Perceptron(max_iter=20).fit(X, y)
     assert model.score(X, y) == 0.8

@@ -213,9 +213,8 @@ class Leader:
                 if not ends_within_ns:
                     self.leftover_workers.discard_nodes({sender})
                 elif sender in self._by_id and sender not in self._leaving:
-                    self._leaving.add(
-                        sender
-                    )  # its time counts from the first notice, not from a repeated one
+                    # Its time counts from the first notice, not from a repeated one.
+                    self._leaving.add(sender)
                     self.leftover_workers.expect_end(sender, now_ns + ends_within_ns)
                 self.lose_nodes(now_ns, {sender}, f"left: {reason}" if reason else "left")
         self._decide(now_ns)

@@ -257,9 +257,8 @@ class Supervisor:
                     )
                     for rank in ranks:
                         self._processes[rank].signal_group(signum)
-                        self._processes[rank].signal_group(
-                            signal.SIGCONT
-                        )  # a stopped process would not receive the signal
+                        # A stopped process would not receive the signal.
+                        self._processes[rank].signal_group(signal.SIGCONT)
                 case SetGroupTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._ring)
                 case Finish():

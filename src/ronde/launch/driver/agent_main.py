@@ -240,9 +240,8 @@ def _placed(config: LaunchConfig, store_address: str, own: str) -> LaunchConfig:
     endpoint = config.rendezvous.endpoint or store_address.removeprefix("tcp:")
     outputs = config.outputs
     if outputs.prefix is None:
-        outputs = replace(
-            outputs, prefix=f"[{host_name()}:{{rank}}] "
-        )  # also with one host, because others may join
+        # Also with one host, because others may join.
+        outputs = replace(outputs, prefix=f"[{host_name()}:{{rank}}] ")
     rendezvous = replace(config.rendezvous, endpoint=endpoint)
     return replace(config, local_addr=own, rendezvous=rendezvous, outputs=outputs)
 

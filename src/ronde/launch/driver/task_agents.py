@@ -134,9 +134,8 @@ class TaskAgents:
         self._server = TaskServer(listening, self._key, silence_ns, self._is_secret, port)
         self._stack.callback(self._server.close)
         self._addresses = tcp_addresses(reachable, self._server.address)
-        self._ends: EventQueue[tuple[int | None, str]] = (
-            EventQueue()
-        )  # of slots, None for all, and the reason
+        # Of slots, None for all, and the reason.
+        self._ends: EventQueue[tuple[int | None, str]] = EventQueue()
         self._stack.callback(self._ends.close)
         driver.loop.watch(self._server.fileno(), Order.NODES, self._read_tasks)
         driver.loop.watch(self._ends.fileno(), Order.NODES, self._read_ends)
@@ -238,9 +237,8 @@ class TaskAgents:
 
     def _give_task_up(self, agent: AgentProcess, slot: int, reason: str) -> None:
         if self._is_fixed:
-            self._step_registry(
-                TaskFailed(slot, reason)
-            )  # before the job has begun, no other task would come
+            # Before the job has begun, no other task would come.
+            self._step_registry(TaskFailed(slot, reason))
         agent.kill(reason)
 
     def _lose_all(self, reason: str) -> None:
@@ -357,9 +355,8 @@ class TaskAgents:
         def ask() -> None:
             capacity = self._cluster.capacity()
             if capacity is not None:
-                free = max(
-                    0, min(capacity.free, capacity.total - held)
-                )  # the platform may learn of tasks late
+                # The platform may learn of tasks late.
+                free = max(0, min(capacity.free, capacity.total - held))
                 answers.append(f"; {self._cluster.name} has {capacity.total} slots, {free} of them free")
 
         asking = threading.Thread(target=ask, name="ronde-capacity", daemon=True)

@@ -91,9 +91,8 @@ class MpiJob:
         `driver_address`: an address or a name by which tasks reach this machine first; empty: its own.
         """
         with ExitStack() as stack:
-            self._ends: EventQueue[tuple[int | None, str]] = (
-                EventQueue()
-            )  # of slots, None for all, and the reason
+            # Of slots, None for all, and the reason.
+            self._ends: EventQueue[tuple[int | None, str]] = EventQueue()
             stack.callback(self._ends.close)
             key = JobKey.from_hex(self._tickets[0].job_key.hex())
             reachable, listening = reachable_by_tasks(self._config, driver_address)

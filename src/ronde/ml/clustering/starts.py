@@ -49,9 +49,8 @@ def best_candidates(points: Array, weights: Array, count: int, seed: list[int]) 
     distinct, weights = distinct[weights > 0], weights[weights > 0]
     if len(distinct) <= count:
         return np.resize(distinct, (count, points.shape[1]))
-    from sklearn.cluster import (
-        kmeans_plusplus,
-    )  # here, because only one task needs it, and it takes long to import
+    # Here, because only one task needs it, and it takes long to import.
+    from sklearn.cluster import kmeans_plusplus
 
     state = np.random.RandomState(np.random.default_rng(seed).integers(1 << 31))
     centers: Array = kmeans_plusplus(distinct, count, sample_weight=weights, random_state=state)[0]

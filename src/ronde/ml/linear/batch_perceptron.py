@@ -59,9 +59,8 @@ class PerceptronSearch:
         self.mistakes = np.minimum(mistakes, self.mistakes)
         self.idle_steps = 0 if is_better.any() else self.idle_steps + 1
         self.w = self.w - gradient
-        self.best = np.where(
-            self.mistakes[:, None] < 1, self.best, self.w
-        )  # with all rows wrong, it is no best
+        # With all rows wrong, it is no best.
+        self.best = np.where(self.mistakes[:, None] < 1, self.best, self.w)
         losses = {"loss": float(mistakes.mean()), "best_loss": float(self.mistakes.mean())}
         self.history.append({"step": len(self.history) + 1, **losses})
 

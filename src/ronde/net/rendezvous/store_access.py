@@ -57,9 +57,8 @@ class TcpStoreAccess:
         self._key = key
         self._prefix = _prefix(config)
         self._rehost = may_rehost(config)
-        self._call_within_s = min(
-            SELDOM_S, config.last_call_ns / 3e9
-        )  # before a node there begins another job
+        # Before a node there begins another job.
+        self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)
         self._redirector: _Redirector | None = None
         self._is_closed = False
         self._may_serve = serve or (serve is None and is_this_machine(address.host))

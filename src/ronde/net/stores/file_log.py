@@ -91,9 +91,8 @@ class FileLog:
                     with suppress(OSError):
                         _unlock(self._fd)
                     raise self._lost(error) from None
-                replacement = _open(
-                    self.path
-                )  # a file server forgets a file that another machine has replaced
+                # A file server forgets a file that another machine has replaced.
+                replacement = _open(self.path)
             except PeerLostError:
                 with suppress(OSError):
                     _unlock(self._fd)

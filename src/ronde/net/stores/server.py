@@ -214,9 +214,8 @@ class StoreServer:
         if self._journal:
             self._repair_journal()
             self._handler.begin_turn()
-        self._answer_requests(
-            requests
-        )  # before a new connection can reuse a descriptor that is closed in this turn
+        # Before a new connection can reuse a descriptor that is closed in this turn.
+        self._answer_requests(requests)
         going_on = True
         for fd, event, data in others:
             client = self._clients.get(fd)  # None: dropped earlier in this turn
