@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"unknown command {verb!r}{nearest(verb, [*VERBS, '--help', '--version'])}")
         name = f"ronde {verb}"
         _require_directory()
+        if argv is None:
+            _collect_less_garbage()
         if verb in ("run", "bench") and argv is None and (ended := _run_in_child()) is not None:
             return ended
         code: int = import_module(f"ronde.cli.{verb}").run(words[1:])
@@ -61,6 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:  # outside of the part that handles it
         return INTERRUPTED
+
+
+def _collect_less_garbage() -> None:
+    """Speed up the start by a tenth: while modules load there is nothing to collect, and at the end no need to."""
+    gc.set_threshold(50_000)
+    atexit.register(gc.freeze)
 
 
 def _run_in_child() -> int | None:
