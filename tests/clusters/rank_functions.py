@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import signal
 import tempfile
 import time
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urljoin
 
 import ronde
 from ronde.environment import environment
 
-__all__ = ["computes", "finds_key", "kills", "leftovers", "raises", "waits_for_death"]
+__all__ = [
+    "computes",
+    "finds_key",
+    "finds_key_in_spark",
+    "kills",
+    "leftovers",
+    "raises",
+    "waits_for_death",
+]
 
 _MARKS = ("TEST_RUN_OF_RONDE", "TEST_ENGINE_OF_RONDE")
 FOREVER_S = 600  # how long the other ranks would go on
@@ -62,20 +74,58 @@ def waits_for_death(folder: Path) -> None:
 
 def finds_key() -> list[str]:
     """Return the processes whose command line or environment has the key of the job, besides its ranks, and files."""
+    found = _files_with_key(Path(tempfile.gettempdir()), "spark-*/**/*")
     key = os.environ["RONDE_JOB_KEY"].encode()
-    found = []
-    for file in Path(tempfile.gettempdir()).glob("spark-*/**/*"):
-        with suppress(OSError):
-            if file.is_file() and any(
-                each in file.read_bytes() for each in (key, bytes.fromhex(key.decode()))
-            ):
-                found.append(str(file))
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words, variables = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
             if key in words or (key in variables and b"LOCAL_RANK=" not in variables):
                 found.append(words.decode(errors="replace"))
     return found
+
+
+def finds_key_in_spark(pages: str, folders: list[Path]) -> tuple[list[str], list[str]]:
+    """Return where Spark shows the key, besides `finds_key`: its web pages and REST API, and files; and all pages.
+
+    `pages`: the URL of Spark's pages; `folders`: with the logs of executors and events.
+    """
+    found = finds_key()
+    for folder in folders:
+        found += _files_with_key(folder, "**/*")
+    rest = f"{pages}/api/v1/applications"
+    unseen, seen = [f"{pages}/jobs/", rest], []
+    while unseen:
+        page = unseen.pop()
+        seen.append(page)
+        with suppress(OSError), urllib.request.urlopen(page, timeout=60) as answer:
+            text = answer.read()
+            if _has_key(text):
+                found.append(page)
+            links = re.findall(r"""href=["']([^"'#\s]+)""", text.decode(errors="replace"))
+            if page == rest:
+                app = re.findall(rb'"id" : "([^"]+)"', text)[0].decode()
+                lists = ("jobs", "stages?details=true", "allexecutors", "environment", "sql", "storage/rdd")
+                links += [f"{rest}/{app}/{name}" for name in lists]
+            wanted = {urljoin(page, link.replace("&amp;", "&")) for link in links}
+            aside = {each for each in wanted if any(word in each for word in ("/static/", "kill", "sort="))}
+            unseen += {each for each in wanted if each.startswith(pages)} - {*aside, *seen, *unseen}
+    return found, seen
+
+
+def _files_with_key(folder: Path, pattern: str) -> list[str]:
+    found = []
+    for file in folder.glob(pattern):
+        with suppress(OSError):
+            if file.is_file() and _has_key(file.read_bytes()):
+                found.append(str(file))
+    return found
+
+
+def _has_key(data: bytes) -> bool:
+    """Return whether the key of the job is there, as it is or as text."""
+    text = os.environ["RONDE_JOB_KEY"]
+    key = bytes.fromhex(text)
+    return any(each in data for each in (key, text.encode(), base64.b64encode(key)))
 
 
 def programs(name: str) -> list[int]:

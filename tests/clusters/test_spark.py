@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -345,7 +346,49 @@ def test_an_elastic_job_goes_on_without_its_executor_and_at_full_size_again(
     assert [(rank, size) for _, rank, size in results] == [(0, 2), (1, 2)], messages.getvalue()
 
 
-# The driver's end
+# In a process of its own
+
+_WITH_PAGES = """
+import json, sys
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from tests.clusters.rank_functions import finds_key_in_spark
+from tests.clusters.spark_session import new_session
+import ronde.spark
+logs = Path({folder!r})
+session = new_session(
+    spark_ui_enabled="true", spark_ui_port="0", spark_eventLog_enabled="true", spark_eventLog_dir=logs.as_uri()
+)
+context = session.sparkContext
+import pyspark
+work = Path(pyspark.__file__).parent / "work" / context.applicationId  # what executors print
+assert work.is_dir()
+session.sql("select 1").collect()
+found, seen = ronde.spark.run(finds_key_in_spark, (context.uiWebUrl, [logs, work]), num_proc=1)[0]
+session.stop()
+print(json.dumps([found, seen, [file.name for file in logs.iterdir()]]))
+"""
+
+
+def test_no_page_or_log_of_spark_shows_the_key(folder: Path) -> None:
+    program = _WITH_PAGES.format(root=str(ROOT), folder=str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found, seen, logs = json.loads(done.stdout.splitlines()[-1])
+    assert found == []
+    assert logs
+    for page in (
+        "/environment",
+        "/executors",
+        "/jobs/job",
+        "/stages/stage",
+        "/environment/",
+        "stages?details=true",
+    ):
+        assert any(page in each for each in seen), (page, seen)
+
 
 _DRIVER = """
 import sys
