@@ -339,9 +339,8 @@ def served(tmp_path: Path) -> Iterator[list[ProcessNode]]:
 
 
 def test_the_store_dies_with_its_node_and_the_others_go_on_at_another(served: list[ProcessNode]) -> None:
-    for number, dying in enumerate(
-        served[:2], 1
-    ):  # the second one serves the store by then, as it is the next
+    # The second one serves the store by then, as it is the next.
+    for number, dying in enumerate(served[:2], 1):
         left = served[number:]
         dying.signal(signal.SIGKILL)
         for node in left:

@@ -73,9 +73,8 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         self.events: deque[tuple[object, ...]] = deque(maxlen=60)
         self.order = CommonOrder(self.workload, self.counts)
-        self.due: list[
-            tuple[int, int]
-        ] = []  # what all had submitted when the first one left: index, occurrence
+        # What all ranks had submitted when the first one left: index, occurrence.
+        self.due: list[tuple[int, int]] = []
         self.survivable = sys.maxsize  # a collective at this place of the order lacks a rank that has failed
         # + host: its leader; 2 * rank: its training thread; 2 * rank + 1: its engine.
         self.first_leader = 2 * ranks

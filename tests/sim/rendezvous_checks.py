@@ -36,9 +36,8 @@ class Checks:
         self.rules = rules
         self.budget = budget
         self.rounds: dict[int, Round] = {}  # as the first node received it
-        self.begun: dict[
-            int, dict[str, int]
-        ] = {}  # by round: the group ranks of the nodes that have received it
+        # By round: the group ranks of the nodes that have received it.
+        self.begun: dict[int, dict[str, int]] = {}
         self.decided_ns: dict[tuple[SimStore, RosterKey | None], int] = {}  # when rounds began
         self.losses: set[tuple[RosterKey | None, Cause]] = set()  # that have been looked at
         self.causes: dict[int, Cause] = {}

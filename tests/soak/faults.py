@@ -173,10 +173,7 @@ KINDS: dict[str, tuple[int, Callable[[Faults], str | None]]] = {
     "worker ignores SIGTERM": (1, lambda do: do.order("deaf", None)),
     "kill agent": (5, Faults.kill_agent),
     "terminate agent": (3, lambda do: do.end_agent(signal.SIGTERM)),
-    "interrupt agent": (
-        0,
-        lambda do: do.end_agent(signal.SIGINT),
-    ),  # the job is over then: a fault for the end
+    "interrupt agent": (0, lambda do: do.end_agent(signal.SIGINT)),  # ends the job: a fault for the end
     "freeze agent": (2, Faults.freeze_agent),
     "new agent": (8, Faults.new_agent),
     "kill template": (1, Faults.kill_template),

@@ -110,9 +110,8 @@ class Inspector:
         self._limit_ns = min(limit for limit in (warning_ns, shutdown_ns, 2**62) if limit)
         self._slack_ns = min(SLACK_NS, self._limit_ns // 4)
         self._known: dict[int, _Known] = {}  # by id
-        self._suspect_at_ns: dict[
-            int, tuple[int, int]
-        ] = {}  # by id: since when it is pending, when to ask again
+        # By id: since when it is pending, and when to ask again.
+        self._suspect_at_ns: dict[int, tuple[int, int]] = {}
         self._inquiry: _Inquiry | None = None
         self._inquiries = 0
         self._not_before_ns = 0
@@ -299,9 +298,8 @@ class Inspector:
             self._not_before_ns = now_ns + AGAIN_NS
             self._claimed = set(still)
             return None
-        if (
-            has_no_culprit and is_new and inquiry.purpose is _Purpose.REPORT
-        ):  # the operation may just take long
+        # The operation may just take long.
+        if has_no_culprit and is_new and inquiry.purpose is _Purpose.REPORT:
             self._remember_reported(still, now_ns)
             return None
         return stall

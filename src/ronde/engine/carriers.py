@@ -155,9 +155,8 @@ class Carriers:
             if kind in (Allreduce, Reducescatter) and not _native.is_supported(dtype, op):
                 continue
             self._table[_place_of(kind, dtype, op, False)] = choose(kind, dtype, op, False)
-            if (
-                op is not Average or not DType.uint8 <= dtype <= DType.int64
-            ):  # torch/on_device.py divides those
+            # ronde/torch/on_device.py divides those.
+            if op is not Average or not DType.uint8 <= dtype <= DType.int64:
                 self._table[_place_of(kind, dtype, op, True)] = choose(kind, dtype, op, True)
 
 

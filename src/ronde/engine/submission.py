@@ -174,9 +174,8 @@ def _goal_like(given: Operand, out: Any) -> Target[Any]:
             return Target(result, result, False)
         if out is memory and memory.flags.writeable:
             return Target(memory, memory, False)
-    elif (
-        out is source and hasattr(out, "data_ptr") and out.data_ptr() == memory.data_ptr()
-    ):  # a contiguous tensor
+    elif out is source and hasattr(out, "data_ptr") and out.data_ptr() == memory.data_ptr():
+        # A contiguous tensor.
         return Target(memory, out, False)
     return target(given, given.shape, out)
 

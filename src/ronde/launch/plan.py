@@ -121,9 +121,8 @@ def plan_workers(
         "HOROVOD_HOSTNAME": round.nodes[round.group_rank].host,
     }
     wishes = {
-        "OMP_NUM_THREADS": str(
-            max(1, cores // any_worker.local_size)
-        ),  # else each worker starts a thread per core
+        # Otherwise each worker would start a thread for each core.
+        "OMP_NUM_THREADS": str(max(1, cores // any_worker.local_size)),
         "PYTHONUNBUFFERED": "1",  # lines appear at once, and survive a killed worker
         "PYTHONFAULTHANDLER": "1",  # a fatal signal prints the stacks of all threads
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

@@ -164,9 +164,8 @@ class RunFolder:
                 with suppress(OSError, AttributeError):  # a file of this machine
                     file.flush()
                     os.fsync(file.fileno())
-            with suppress(
-                FileNotFoundError
-            ):  # left by a job that was killed; HDFS does not rename onto a file
+            # Left by a job that was killed; HDFS does not rename onto a file.
+            with suppress(FileNotFoundError):
                 files.rm_file(f"{folder}/{name}")
             files.mv(draft, f"{folder}/{name}")
         except BaseException:

@@ -136,9 +136,8 @@ def do_every_operation() -> str:
         np.testing.assert_array_equal(share, mine)
         ronde.barrier()
         assert ronde.allreduce(np.ones(0), name="nothing").shape == (0,)
-        assert (
-            ronde.allreduce(np.ones((4, 4))[::2, ::2], op=ronde.Sum) == size
-        ).all()  # not contiguous, no name
+        scattered = np.ones((4, 4))[::2, ::2]  # not contiguous
+        assert (ronde.allreduce(scattered, op=ronde.Sum) == size).all()
     ronde.shutdown()
     return "done"
 
@@ -482,9 +481,7 @@ time.sleep(0.1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "times", [2, pytest.param(10, marks=pytest.mark.slow)]
-)  # it went wrong every other time
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_program_may_end_while_daemon_threads_submit(times: int) -> None:
     for _ in range(times):
         ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_SUBMIT], check=False, timeout=60)

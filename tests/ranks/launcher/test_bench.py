@@ -36,7 +36,7 @@ def test_one_rank_has_nothing_to_measure() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "hosts"), [("auto", 1), ("tcp", 2)]
-)  # by TCP every rank counts as a host
+)  # by TCP each rank counts as a host
 def test_measures_operations_beside_what_they_should_take(transport: str, hosts: int) -> None:
     done = bench("--json", RONDE_TRANSPORT=transport)
     assert (done.returncode, done.stderr) == (0, "")

@@ -375,9 +375,8 @@ def test_a_file_of_horovodruns(tmp_path: Path) -> None:
     )
     found = config(f"--config-file {file} --cache-capacity 5 -n 2", HOROVOD_FUSION_THRESHOLD="77")
     assert found.worker.environment == {
-        "RONDE_FUSION_BYTES": str(
-            4 * 2**20
-        ),  # the file goes before the environment, and the command line before both
+        # The file goes before the environment, and the command line before both.
+        "RONDE_FUSION_BYTES": str(4 * 2**20),
         "RONDE_CACHE_CAPACITY": "5",
         "RONDE_ALLREDUCE_ALGORITHM": "hierarchical",
         "RONDE_AUTOTUNE": "1",

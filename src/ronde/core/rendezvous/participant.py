@@ -411,9 +411,8 @@ class Participant:
                 self._follow_leader(now_ns, theirs)
                 self._member.repeat_messages()
                 self._renew_watch()
-                if (
-                    theirs.leader == self._liveness.id
-                ):  # this node led, and has lost what was under way: new term
+                # This node led, and has lost what was under way: new term.
+                if theirs.leader == self._liveness.id:
                     self._take_over()
             case Finding.OURS if mine:
                 replica.raw = raw

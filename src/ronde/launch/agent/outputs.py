@@ -160,10 +160,7 @@ class RunOutputs:
         """Make an empty folder. With horovodrun's layout, other files of the user's stay in it."""
         if self._outputs.by_rank:
             os.makedirs(folder, exist_ok=True)
-            for name in (
-                ERROR_NAME,
-                *_COLLECTED.values(),
-            ):  # of an earlier run
+            for name in (ERROR_NAME, *_COLLECTED.values()):  # of an earlier run
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(folder, name))
             return

@@ -174,9 +174,8 @@ class HostScript:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._running.pid, signal.SIGKILL)
             code = -signal.SIGKILL
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # a hung mount may hold even a killed process
+            # A hung mount may hold even a killed process.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._running.wait(timeout=1)
         self._running = None
         return code

@@ -213,11 +213,8 @@ def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
         supply=len(hosts) if is_fixed else None,
-        options={
-            "is_host": "false",
-            "rehost": "false",
-            **config.rendezvous.options,
-        },  # the launcher is the host
+        # The launcher is the host.
+        options={"is_host": "false", "rehost": "false", **config.rendezvous.options},
         gives_way=not is_fixed,
     )
     return replace(config, rendezvous=rendezvous, hosts=(), discovery=None)

@@ -193,9 +193,8 @@ class Gateway:
         raise _error_of(answer, response.status)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if (
-            not self._connection or not self._connection.sock
-        ):  # etcd, or a proxy before it, has closed the last one
+        # If etcd, or a proxy before it, has closed the last one.
+        if not self._connection or not self._connection.sock:
             host, port = self.endpoints.members[self.member % len(self.endpoints.members)]
             self._connection = http.client.HTTPConnection(host, port)
             self._connection.sock = self.endpoints.connect(self.member, timeout_s)

@@ -72,9 +72,8 @@ class EtcdLease:
             try:
                 with self._lock:
                     self._renew(int(self._granted_s * 1e9 / RENEWALS))
-            except (
-                Exception
-            ) as error:  # any error: without this thread, the others take this process for dead
+            except Exception as error:
+                # Any error: without this thread, the others take this process for dead.
                 _log.info("cannot keep alive what this process holds in etcd: %s", error)
 
     def _renew(self, timeout_ns: int | None = None) -> None:

@@ -232,9 +232,8 @@ class FileStore:
                 return
             try:
                 if self._live_clients.number:
-                    with suppress(
-                        PeerLostError
-                    ):  # the released lock shows the others that this client is gone
+                    # The released lock shows the others that this client is gone.
+                    with suppress(PeerLostError):
                         self._release(self._live_clients.number)
             finally:
                 self._open = False
@@ -368,9 +367,8 @@ class FileStore:
         deadline_ns = time.monotonic_ns() + timeout_ns
         pause_s = FIRST_PAUSE_S
         while True:
-            with (
-                self._lock
-            ):  # not during the pause: another thread may make the change that this one waits for
+            # Not during the pause: another thread may make the change that this one waits for.
+            with self._lock:
                 found = self._query_table(query, names)
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if found is not None or left_s <= 0:

@@ -254,9 +254,8 @@ class StoreClient(StoreLine):
                 except OSError as failure:
                     error, reason = failure, str(failure)
                     now_ns = time.monotonic_ns()
-                    if (
-                        now_ns - connected_ns > self._patience_ns
-                    ):  # a shorter connection does not renew the patience
+                    # A shorter connection does not renew the patience.
+                    if now_ns - connected_ns > self._patience_ns:
                         give_up_ns = now_ns + self._patience_ns
                     elif now_ns > give_up_ns:
                         self._lost = reason
