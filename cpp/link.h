@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "call.h"
@@ -37,8 +38,9 @@ class Link {
   virtual Ticket sent() const = 0;      // messages whose bytes may be reused
   virtual Ticket received() const = 0;  // messages that have arrived completely
 
-  // Moves as many bytes as possible without blocking. Returns true if any moved. Throws Failure(kPeerLost) if the
-  // peer's end is closed or broken, MismatchError if a frame does not match.
+  // Moves as many bytes as possible without blocking. Returns true if any moved. Receives only from descriptors that
+  // poll(2) has reported, see take_poll(). Throws Failure(kPeerLost) if the peer's end is closed or broken,
+  // MismatchError if a frame does not match.
   virtual bool progress() = 0;
 
   // True while a send or receive is unfinished.
@@ -53,7 +55,9 @@ class Link {
 
   // Adds the descriptors to poll(2) until progress() can move bytes. Links in shared memory add none: they ring the
   // sleeper's bell (bell.h).
-  virtual void add_poll(std::vector<pollfd>& fds) const = 0;
+  virtual void add_poll(std::vector<pollfd>&) const {}
+  // Takes what poll(2) has found out about these descriptors, which begin `fds`. Returns their number.
+  virtual size_t take_poll(std::span<const pollfd>) { return 0; }
 };
 
 }  // namespace ronde

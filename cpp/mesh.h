@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -10,7 +11,7 @@
 
 namespace ronde {
 
-class Mesh {
+class Mesh : private Waiter::Sockets {
  public:
   // `links[peer]` is null for this rank. Without sockets among the links, waiting needs no poll(2).
   Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Waiter& waiter, bool has_sockets = true)
@@ -33,7 +34,7 @@ class Mesh {
       }
     };
     if (has_sockets_) {
-      waiter_.until(step, [&](std::vector<pollfd>& fds) { add_poll(fds); });
+      waiter_.until(step, *this);
     } else {
       waiter_.until(step);
     }
@@ -62,9 +63,14 @@ class Mesh {
     }
     return moved;
   }
-  void add_poll(std::vector<pollfd>& fds) const {
+  void add_poll(std::vector<pollfd>& fds) const override {
     for (const auto& link : links_) {
       if (link && link->pending()) link->add_poll(fds);
+    }
+  }
+  void take_poll(std::span<const pollfd> fds) noexcept override {
+    for (const auto& link : links_) {
+      if (link && link->pending()) fds = fds.subspan(link->take_poll(fds));
     }
   }
 

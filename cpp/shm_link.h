@@ -43,7 +43,6 @@ class ShmLink final : public Link {
   bool progress() override;
   bool pending() const override { return !outgoing_.empty() || !incoming_.empty(); }
   bool has_end_of_file() const override { return false; }
-  void add_poll(std::vector<pollfd>&) const override {}
 
  private:
   bool write_some();

@@ -27,6 +27,13 @@ constexpr size_t kFrameBytes = sizeof(SealedFrame);
 // The bytes of a frame on this stream.
 size_t frame_bytes_on(size_t stream) { return stream == 0 ? kFrameBytes : 0; }
 
+// The bytes that a call asks for.
+size_t bytes_of(const msghdr& header) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < header.msg_iovlen; ++i) bytes += header.msg_iov[i].iov_len;
+  return bytes;
+}
+
 }  // namespace
 
 TcpLink::Stream::Stream(Connection connection)
@@ -88,6 +95,18 @@ void TcpLink::add_poll(std::vector<pollfd>& fds) const {
     if (receive_wanted(stream)) events |= POLLIN;
     if (events != 0) fds.push_back({state.fd(), events, 0});
   }
+}
+
+size_t TcpLink::take_poll(std::span<const pollfd> fds) {
+  size_t taken = 0;
+  for (Stream& stream : streams_) {
+    if (taken == fds.size() || fds[taken].fd != stream.fd()) continue;
+    const short events = fds[taken++].revents;
+    const bool is_over = (events & (POLLERR | POLLHUP | POLLNVAL)) != 0;  // the next call tells why
+    stream.is_readable |= is_over || (events & POLLIN) != 0;
+    stream.is_writable |= is_over || (events & POLLOUT) != 0;
+  }
+  return taken;
 }
 
 // The bytes of a message on this stream.
@@ -198,6 +217,7 @@ TcpLink::Place TcpLink::seal(Stream& stream, const Message& message, Ticket tick
 
 bool TcpLink::send_some(size_t stream) {
   Stream& state = streams_[stream];
+  if (!state.is_writable) return false;
   skip_finished(outgoing_, stream, state.out);
   if (state.out.ticket > outgoing_.last()) return false;
   iovec pieces[kMaxPieces + 1];
@@ -205,6 +225,7 @@ bool TcpLink::send_some(size_t stream) {
   header.msg_iov = pieces;
   header.msg_iovlen = list_outgoing(stream, pieces);
   const ssize_t count = sendmsg(state.fd(), &header, MSG_NOSIGNAL);
+  state.is_writable = count == static_cast<ssize_t>(bytes_of(header));
   if (count < 0) {
     if (errno == EAGAIN || errno == EINTR) return false;
     throw broken(errno);
@@ -221,8 +242,8 @@ bool TcpLink::receive_wanted(size_t stream) const {
 
 bool TcpLink::receive_some(size_t stream) {
   bool moved = stream == 0 && take_staged();
-  if (!receive_wanted(stream)) return moved;
   Stream& state = streams_[stream];
+  if (!state.is_readable || !receive_wanted(stream)) return moved;
   skip_finished(incoming_, stream, state.in);
 
   // Receives checked payload directly into its place and, on stream 0, the next frame into the staging buffer, which
@@ -231,11 +252,11 @@ bool TcpLink::receive_some(size_t stream) {
   msghdr header{};
   header.msg_iov = pieces;
   header.msg_iovlen = list_incoming(stream, pieces);
-  size_t payload = 0;
-  for (size_t i = 0; i < header.msg_iovlen; ++i) payload += pieces[i].iov_len;
+  const size_t payload = bytes_of(header);
   if (stream == 0) pieces[header.msg_iovlen++] = {staging_.data() + staged_end_, kStagingBytes - staged_end_};
 
   const ssize_t count = recvmsg(state.fd(), &header, 0);
+  state.is_readable = count == static_cast<ssize_t>(bytes_of(header));
   if (count == 0) throw ends_.lost(" closed its connection");
   if (count < 0) {
     if (errno == EAGAIN || errno == EINTR) return moved;

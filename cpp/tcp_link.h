@@ -14,10 +14,12 @@
 // as received only then. A stripe's position for sealing is its message's ticket and its number.
 //
 // Payloads are received directly into their destination. Only bytes that follow a frame in the same read, up to 4 KiB,
-// are copied once more; in return a small message costs one system call.
+// are copied once more; in return a small message costs one system call. A wait begins with poll(2), and then only
+// streams that it reports are read: among many ranks most have nothing.
 #pragma once
 
 #include <array>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,7 @@ class TcpLink final : public Link {
   bool pending() const override { return !outgoing_.empty() || !incoming_.empty(); }
   bool has_end_of_file() const override { return true; }
   void add_poll(std::vector<pollfd>& fds) const override;
+  size_t take_poll(std::span<const pollfd> fds) override;
   void abandon() override;
 
  private:
@@ -82,6 +85,10 @@ class TcpLink final : public Link {
     Sealer incoming;
     Cursor out;
     Cursor in;
+    // A call for this direction is worth making. A call that moves less than it was asked to, or nothing, has found the
+    // socket empty or full: then only poll(2) sets it again. A new socket has room and is empty.
+    bool is_readable = false;
+    bool is_writable = true;
     Sealed sealed;
     Tag arriving;  // the tag of the stripe at `in`
   };

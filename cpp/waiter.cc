@@ -63,30 +63,37 @@ void Waiter::sleep_until(FunctionRef<bool()> step) {
   }
 }
 
-void Waiter::poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<pollfd>&)> add_poll) {
+void Waiter::poll_until(FunctionRef<bool()> step, Sockets& sockets) {
   Patience patience{steady_now_ns()};
   while (true) {
     own_.prepare(Sleep::kPoll);
     if (step()) return own_.cancel();
     bool interrupted = false;
     if (!failure_.failed()) {
-      fds_.clear();
-      fds_.push_back({doorbell_.descriptor(), POLLIN, 0});
-      add_poll(fds_);
       const int64_t limit_ns = sleep_limit_ns(patience);
       // Rounds up to whole milliseconds, so that the sleep never ends before the limit.
       const int timeout_ms = limit_ns < 0 ? -1 : static_cast<int>((limit_ns + 999'999) / 1'000'000);
-      const int ready = poll(fds_.data(), fds_.size(), timeout_ms);
-      interrupted = ready < 0 && errno == EINTR;
-      if (ready < 0 && !interrupted) {
-        own_.cancel();
-        throw std::system_error(errno, std::generic_category(), "poll");
-      }
-      if (fds_[0].revents & POLLIN) doorbell_.clear();
+      interrupted = poll_sockets(sockets, timeout_ms);
     }
     own_.cancel();
     check(patience, interrupted);
   }
+}
+
+// Returns whether a signal has interrupted it.
+bool Waiter::poll_sockets(Sockets& sockets, int timeout_ms) {
+  fds_.clear();
+  fds_.push_back({doorbell_.descriptor(), POLLIN, 0});
+  sockets.add_poll(fds_);
+  const int ready = poll(fds_.data(), fds_.size(), timeout_ms);
+  if (ready < 0) {
+    if (errno == EINTR) return true;
+    own_.cancel();
+    throw std::system_error(errno, std::generic_category(), "poll");
+  }
+  if (fds_[0].revents & POLLIN) doorbell_.clear();
+  sockets.take_poll(std::span(fds_).subspan(1));
+  return false;
 }
 
 }  // namespace ronde

@@ -8,6 +8,7 @@
 #include <poll.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "bell.h"
@@ -37,14 +38,23 @@ class Waiter {
     sleep_until(step);
   }
 
-  // Waits for sockets, too. Before each sleep it calls `add_poll(fds)`, which appends the descriptors to poll.
-  template <class Step, class AddPoll>
-  void until(Step&& step, AddPoll&& add_poll) {
-    // A step with sockets makes system calls, so fewer steps take the same time.
-    for (int spin = 0; spin < policy_.spins / 64; ++spin) {
+  // The descriptors of a wait.
+  class Sockets {
+   public:
+    virtual ~Sockets() = default;
+    virtual void add_poll(std::vector<pollfd>& fds) const = 0;         // appends those to poll
+    virtual void take_poll(std::span<const pollfd> fds) noexcept = 0;  // the same, with what poll(2) has found out
+  };
+  // Waits for sockets, too.
+  template <class Step>
+  void until(Step&& step, Sockets& sockets) {
+    // Looking at sockets takes a system call, so fewer looks take the same time. The wait in poll(2) begins with one.
+    for (int looks = policy_.spins / 64;; --looks) {
       if (step()) return;
+      if (looks <= 1) break;
+      poll_sockets(sockets, 0);
     }
-    poll_until(step, add_poll);
+    poll_until(step, sockets);
   }
 
   FailureState& failure() { return failure_; }
@@ -84,7 +94,8 @@ class Waiter {
   int64_t sleep_limit_ns(const Patience& patience) const;
   void check(Patience& patience, bool interrupted);
   void sleep_until(FunctionRef<bool()> step);
-  void poll_until(FunctionRef<bool()> step, FunctionRef<void(std::vector<pollfd>&)> add_poll);
+  void poll_until(FunctionRef<bool()> step, Sockets& sockets);
+  bool poll_sockets(Sockets& sockets, int timeout_ms);
 
   BellHandle own_;
   Doorbell doorbell_;

@@ -48,6 +48,15 @@ inline std::pair<int, int> tcp_socket_pair() {
 
 inline std::string host_of(int rank) { return "host-" + std::string(1, static_cast<char>('a' + rank)); }
 
+// One look at the link's sockets, then progress.
+inline bool look_and_progress(Link& link) {
+  std::vector<pollfd> fds;
+  link.add_poll(fds);
+  CHECK(poll(fds.data(), fds.size(), 0) >= 0);
+  CHECK(link.take_poll(fds) == fds.size());
+  return link.progress();
+}
+
 enum class Wire { kUnix, kTcp, kShm };
 
 // Options of connections between hosts, whose frames always carry tags: tags on the payload, and encryption.
