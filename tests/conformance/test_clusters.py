@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -271,16 +272,49 @@ def test_an_exception_ends_the_job_and_the_next_one_runs(cluster: Cluster) -> No
     assert run(cluster, lambda: os.environ["RANK"]) == ["0", "1"]
 
 
+def kill_task() -> None:
+    """Kill the process of the cluster that runs this worker's agent."""
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+
 def test_a_lost_task_ends_the_job(cluster: Cluster) -> None:
     def lose_the_task() -> None:
         if os.environ["RANK"] == "0":
-            agent = os.getppid()
-            with open(f"/proc/{agent}/stat") as file:
-                os.kill(int(file.read().rpartition(")")[2].split()[1]), 9)
+            kill_task()
         time.sleep(600)
 
     with pytest.raises(WorkerError):
         run(cluster, lose_the_task)
+
+
+@pytest.mark.parametrize("victim", ["task", "worker"])
+def test_an_iteration_continues_after_a_loss_with_the_same_bits(
+    cluster: Cluster, victim: str, tmp_path: Path
+) -> None:
+    if cluster.capacity() is None:
+        pytest.skip("an iteration takes as many tasks as the cluster tells")
+    lost, steps = tmp_path / "lost", tmp_path / "steps"
+
+    def step(c: IterationStep) -> None:
+        if c.task_id == 1:
+            with steps.open("a") as file:
+                file.write(f"{c.step_no} ")
+        if c.step_no == 7 and c.task_id == 1 and not lost.exists():
+            lost.touch()
+            if victim == "worker":
+                os.kill(os.getpid(), signal.SIGKILL)
+            kill_task()
+            time.sleep(600)
+        c.state.total = c.state.total * 0.1 + c.sum(np.sin(c.data * c.step_no).sum(axis=0))
+
+    def total(on: Any, **options: Any) -> list[float]:
+        rows = np.arange(1000.0).reshape(100, 10)
+        return list(iterate(step, data=rows, state={"total": 0.0}, max_iter=20, on=on, **options).state.total)
+
+    found = total(cluster, checkpoint_every=3, checkpoint_folder=str(tmp_path / "checkpoints"))
+    assert steps.read_text().split() == [*map(str, range(1, 8)), *map(str, range(7, 21))]
+    assert found == total("threads:2")
 
 
 def test_a_cancelled_job_ends(cluster: Cluster) -> None:
