@@ -28,6 +28,7 @@ from ronde.ml.clustering.mini_batches import (
 )
 from ronde.ml.clustering.point_data import point_data
 from ronde.ml.kmeans import CenterEstimator
+from ronde.ml.row_arguments import check_in_memory
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData, training_data
 
@@ -158,6 +159,11 @@ class MiniBatchKMeans(CenterEstimator):
         Raises:
             ValueError: X, a weight or a parameter is invalid.
         """
+        check_in_memory(
+            X,
+            "partial_fit",
+            "read some at a time, as by ronde.comqueue.read(path).load(0, 1000), or call fit",
+        )
         is_first = not hasattr(self, "cluster_centers_")
         data = training_data(self, X, sample_weight=sample_weight, reset=is_first)
         dtype = data.dtype if is_first else self.cluster_centers_.dtype

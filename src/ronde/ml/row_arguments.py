@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ronde.comqueue import read
+from ronde.comqueue import LocatedRows, RowSource, read
 
-__all__ = ["as_rows"]
+__all__ = ["as_rows", "check_in_memory"]
 
 
 def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
@@ -32,3 +32,14 @@ def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
     if hasattr(X, "mapInArrow"):  # with vectors, which do not count as columns of numbers
         features = [column for column in X.columns if column not in names.values()]
     return read(X, {"X": features, **names} if names else features), *(None for _ in others)
+
+
+def check_in_memory(X: Any, method: str, remedy: str) -> None:
+    """Raise ValueError if X is not in the memory of this process. `method`: what needs it; `remedy`: what to do."""
+    if hasattr(X, "mapInArrow"):
+        raise ValueError(
+            f"{method} needs rows in memory, and those of a Spark data frame are on the cluster: predict there, by "
+            "ronde.ml.spark.SparkModel(model).transform(frame)"
+        )
+    if isinstance(X, (str, os.PathLike, RowSource, LocatedRows)):
+        raise ValueError(f"{method} needs rows in memory, and X is {X!r}: {remedy}")

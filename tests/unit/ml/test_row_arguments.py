@@ -16,7 +16,7 @@ from pyarrow.parquet import write_table
 
 import ronde
 from ronde.comqueue import read
-from ronde.ml import KMeans, LogisticRegression, Ridge
+from ronde.ml import KMeans, LogisticRegression, MiniBatchKMeans, Ridge
 
 random = np.random.default_rng(0)
 X = random.normal(size=(200, 2)) + 5 * random.integers(2, size=(200, 1))
@@ -67,3 +67,17 @@ def test_mistakes(rows: Any) -> None:
         Ridge().fit(read(TABLE, {"X": ["a"], "y": "y"}), Y)
     with pytest.raises(ValueError, match="has rows with several parts, or on a cluster: expected an array"):
         KMeans(2).fit(X).predict(read(TABLE, {"X": ["a", "b"], "y": "y"}))
+
+
+def test_what_needs_rows_in_memory_says_so(rows: Any) -> None:
+    data = read(rows(["a", "b"]))
+    with pytest.raises(
+        ValueError, match=r"partial_fit needs rows in memory, and X is <.*: read some at a time"
+    ):
+        MiniBatchKMeans(2).partial_fit(data)
+    with pytest.raises(
+        ValueError, match=r"a prediction of Ridge needs rows in memory, and X is <.*: read some"
+    ):
+        Ridge().fit(X, Y).predict(data)
+    model = MiniBatchKMeans(2, random_state=0).partial_fit(data.load(0, 100))  # type: ignore[union-attr]
+    assert model.n_steps_ == 1

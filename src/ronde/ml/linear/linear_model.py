@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ronde.ml.base import DistributedEstimator
 from ronde.ml.optimizers import Objective, Optimizer, OptimizerResult
 from ronde.ml.progress import Progress
+from ronde.ml.row_arguments import check_in_memory
 from ronde.ml.tasks import place_of
 from ronde.ml.training_data import FLOATS, TrainingData
 
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+
+READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
 
 class LinearModel(DistributedEstimator):
@@ -44,6 +47,7 @@ class LinearModel(DistributedEstimator):
     def _scores(self, X: Any) -> Array:
         """Return shape (rows,), or (rows, outputs) if `coef_` has two dimensions."""
         check_is_fitted(self)
+        check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
         X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
         scores: Array = X @ self.coef_.T + self.intercept_
         return scores
