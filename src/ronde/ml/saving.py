@@ -8,11 +8,12 @@ compared with that of the file before they are read, so a small file cannot take
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import zipfile
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from ronde.ml import ESTIMATORS
 from ronde.ml.plain_values import ArrayReader, decoded, encoded, write_arrays
 from ronde.new_files import create_anew
 
-__all__ = ["load", "save"]
+__all__ = ["from_bytes", "load", "save", "to_bytes"]
 
 FORMAT = 1
 DESCRIPTION = "estimator.json"
@@ -35,6 +36,25 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
 
     Raises UsageError if a value has no plain form, OSError.
     """
+    unfinished = f"{os.fspath(path)}.{os.getpid()}.tmp"
+    try:
+        with open(create_anew(unfinished), "wb") as file:
+            _write(estimator, file)
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
+        raise
+
+
+def to_bytes(estimator: Any) -> bytes:
+    """Return what `save` would write to a file. Raises UsageError if a value has no plain form."""
+    file = io.BytesIO()
+    _write(estimator, file)
+    return file.getvalue()
+
+
+def _write(estimator: Any, file: IO[bytes]) -> None:
     name = type(estimator).__name__
     params = {key: value for key, value in estimator.get_params(deep=False).items() if key not in NOT_SAVED}
     attributes = {key: value for key, value in vars(estimator).items() if _is_fitted_attribute(key)}
@@ -45,16 +65,9 @@ def save(estimator: Any, path: str | os.PathLike[str]) -> None:
         "params": {key: encoded(value, f"{name}.{key}", arrays) for key, value in params.items()},
         "attributes": {key: encoded(value, f"{name}.{key}", arrays) for key, value in attributes.items()},
     }
-    unfinished = f"{os.fspath(path)}.{os.getpid()}.tmp"
-    try:
-        with open(create_anew(unfinished), "wb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(DESCRIPTION, json.dumps(description, allow_nan=False))
-            write_arrays(archive, arrays)
-        os.replace(unfinished, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(unfinished)
-        raise
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(DESCRIPTION, json.dumps(description, allow_nan=False))
+        write_arrays(archive, arrays)
 
 
 def load(path: str | os.PathLike[str]) -> Any:
@@ -71,19 +84,29 @@ def load(path: str | os.PathLike[str]) -> Any:
         UsageError: The file is damaged, of a newer version of Ronde, or not one that `save` wrote.
         OSError: The file cannot be read.
     """
-    path = os.fspath(path)
+    with open(path, "rb") as file:
+        return _read(file, os.fspath(path))
+
+
+def from_bytes(content: bytes, name: str) -> Any:
+    """Return the estimator from the content of a file. `name`: of the file, for errors. Raises UsageError."""
+    return _read(io.BytesIO(content), name)
+
+
+def _read(file: IO[bytes], name: str) -> Any:
     try:
-        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            _check_members(archive, os.fstat(file.fileno()).st_size)
+        size = file.seek(0, os.SEEK_END)
+        with zipfile.ZipFile(file) as archive:
+            _check_members(archive, size)
             description = json.loads(archive.read(DESCRIPTION))
             return _estimator(description, ArrayReader(archive))
     except UsageError as error:
-        raise UsageError(f"{path} cannot be loaded: {error}") from None
+        raise UsageError(f"{name} cannot be loaded: {error}") from None
     except OSError:
         raise
     except Exception as error:  # a stranger's file can make the parsers raise anything
         raise UsageError(
-            f"{path} is not a saved estimator, or is damaged or incomplete ({type(error).__name__}: {error}): "
+            f"{name} is not a saved estimator, or is damaged or incomplete ({type(error).__name__}: {error}): "
             "save the estimator again"
         ) from None
 

@@ -15,7 +15,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from ronde.parquet.needs import need
 from ronde.spark.estimator.params import OBJECTS
 
-__all__ = ["ObjectsReader", "ObjectsWriter"]
+__all__ = ["ObjectsReader", "ObjectsWriter", "metadata_session"]
 
 
 class ObjectsWriter(MLWriter):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class ObjectsWriter(MLWriter):  # type: ignore[misc]
         objects = {name: value for name, value in given.items() if name in OBJECTS}
         attributes = {name: getattr(self._instance, name) for name in self._instance.saved_attributes}
         DefaultParamsWriter.saveMetadata(
-            self._instance, path, _session(self), {"attributes": attributes}, plain
+            self._instance, path, metadata_session(self), {"attributes": attributes}, plain
         )
         content = bytearray(need("cloudpickle", extra="spark-estimator").dumps(objects))
         frame = self.sparkSession.createDataFrame([(content,)], "objects binary")
@@ -48,7 +48,7 @@ class ObjectsReader(MLReader):  # type: ignore[misc]
 
     def load(self, path: str) -> Any:
         """Return the instance."""
-        metadata = DefaultParamsReader.loadMetadata(path, _session(self))
+        metadata = DefaultParamsReader.loadMetadata(path, metadata_session(self))
         instance = self._cls()
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
@@ -59,6 +59,6 @@ class ObjectsReader(MLReader):  # type: ignore[misc]
         return instance
 
 
-def _session(io: Any) -> Any:
+def metadata_session(io: Any) -> Any:
     """Return what this version of PySpark wants for metadata."""
     return io.sparkSession if int(pyspark.__version__.partition(".")[0]) >= 4 else io.sc

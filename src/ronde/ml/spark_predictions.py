@@ -1,0 +1,133 @@
+"""Predictions of a fitted estimator for the rows of a Spark data frame, made by the executors in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.ml.functions import array_to_vector
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from sklearn.base import is_clusterer
+
+from ronde.errors import UsageError
+from ronde.light_dataclasses import dataclass
+from ronde.ml.saving import from_bytes, to_bytes
+from ronde.parquet.needs import need
+from ronde.spark.columns import as_arrays
+
+__all__ = ["with_predictions"]
+
+Array = NDArray[Any]
+
+ARRAY = "array<double>"
+_TEMPORARY = "ronde predictions"
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A column that is added: its name, the method of the estimator, and its type in Spark."""
+
+    column: str
+    method: str
+    type: str
+
+
+def with_predictions(
+    frame: DataFrame, estimator: Any, features: str, columns: Mapping[str, str]
+) -> DataFrame:
+    """Return the data frame with further columns.
+
+    `features`: a column of numbers, arrays or vectors; `columns`: names by method of the estimator, "" for none. A
+    method that the estimator lacks adds no column.
+
+    Raises UsageError if `features` is missing, or one of the others is there already.
+    """
+    outputs = [
+        _Output(column, method, _type_of(estimator, method))
+        for method, column in columns.items()
+        if column and hasattr(estimator, method)
+    ]
+    if existing := [each.column for each in outputs if each.column in frame.columns]:
+        raise UsageError(
+            f"the data frame has the columns {existing} already: drop them, or give the predictions other names, as by "
+            "setPredictionCol"
+        )
+    rows = as_arrays(frame, [features], "float64")[features]
+    found = _function(to_bytes(estimator), features, outputs)(rows)
+    names = [F.col(f"`{name}`") for name in frame.columns]
+    added = [
+        _as_column(F.col(f"`{_TEMPORARY}`").getField(f"output_{number}"), each).alias(each.column)
+        for number, each in enumerate(outputs)
+    ]
+    return frame.withColumn(_TEMPORARY, found).select(*names, *added)
+
+
+def _as_column(value: Column, output: _Output) -> Column:
+    return array_to_vector(value) if output.type == ARRAY else value
+
+
+def _type_of(estimator: Any, method: str) -> str:
+    """Return the type of a method's result for one row."""
+    if is_clusterer(estimator):
+        return "int"
+    sample = _result(estimator, method, np.ones((1, estimator.n_features_in_)))
+    if sample.ndim == 2:
+        return ARRAY
+    return "double" if sample.dtype.kind in "biuf" else "string"
+
+
+def _result(estimator: Any, method: str, X: Array) -> Array:
+    """Return what the method returns; scores of two classes as two columns."""
+    values: Array = np.asarray(getattr(estimator, method)(X))
+    if method == "decision_function" and values.ndim == 1:
+        return np.stack([-values, values], axis=1)
+    return values
+
+
+def _function(content: bytes, features: str, outputs: list[_Output]) -> Callable[..., Column]:
+    """Return a pandas UDF from features to a struct of the outputs."""
+    pandas = need("pandas", extra="spark-ml")
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import pandas
+
+        estimator = from_bytes(content, "the model")
+        for batch in batches:
+            X = _matrix(batch, features, estimator.n_features_in_)
+            yield pandas.DataFrame(
+                {
+                    f"output_{number}": _series(estimator, each, X, len(batch))
+                    for number, each in enumerate(outputs)
+                }
+            )
+
+    # Spark reads the types when it makes the function; as text it could not find pandas.
+    iterator: Any = Iterator
+    run.__annotations__ = {"batches": iterator[pandas.Series], "return": iterator[pandas.DataFrame]}
+    fields = ", ".join(f"output_{number} {each.type}" for number, each in enumerate(outputs))
+    made: Callable[..., Column] = F.pandas_udf(run, fields)
+    return made
+
+
+def _series(estimator: Any, output: _Output, X: Array, rows: int) -> Any:
+    if not rows:
+        return []
+    values = _result(estimator, output.method, X)
+    return list(values.astype(np.float64)) if output.type == ARRAY else values
+
+
+def _matrix(batch: Any, features: str, width: int) -> Array:
+    """Return a series of numbers or arrays as a matrix. Raises UsageError if it is none."""
+    if not len(batch):
+        return np.empty((0, width))
+    if batch.isna().any():
+        raise UsageError(f"column {features!r} has missing values: remove these rows, as by frame.dropna()")
+    try:
+        return np.asarray(np.stack(batch.to_numpy()), np.float64).reshape(len(batch), -1)
+    except ValueError:
+        raise UsageError(
+            f"the rows of column {features!r} have different lengths: expected {width} numbers in each"
+        ) from None
