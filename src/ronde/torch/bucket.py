@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ronde.torch.gradient import InPlace, SymmetricGradient
 
 __all__ = ["Bucket", "make_buckets"]
@@ -21,7 +23,8 @@ class Bucket:
     """Neighbouring gradients. The bucket is the handle of each of them."""
 
     def __init__(self, members: Sequence[SymmetricGradient]) -> None:
-        self._count = self._missing = len(members)
+        self._members = members
+        self._missing = len(members)
         first, last = members[0], members[-1]
         begin, end = first.place.offset, last.place.offset + last.place.gradient.nbytes
         memory = first.place.memory[begin:end].view(first.place.gradient.dtype)
@@ -31,14 +34,33 @@ class Bucket:
             member.bucket = self
 
     def count_arrival(self) -> None:
-        """Count a gradient that is in its place; submit the bucket with the last one."""
+        """Count a gradient that has arrived. With the last one, move all into their places and submit the bucket."""
         self._missing -= 1
         if self._missing == 0:
+            self._move_gradients()
             self._handle = self._tensor.submit()
+
+    def _move_gradients(self) -> None:
+        """Copy the gradients in one call, because a call for each costs more than the bytes."""
+        moved, gradients, places = [], [], []
+        for member in self._members:
+            gradient, place = member.parameter.grad, member.place.gradient
+            if gradient is place:
+                continue
+            if gradient is None or gradient.is_sparse or gradient.requires_grad:
+                member.move_or_submit()
+                continue
+            moved.append(member)
+            gradients.append(gradient)
+            places.append(place)
+        if moved:
+            torch._foreach_copy_(places, gradients)
+        for member, place in zip(moved, places):
+            member.parameter.grad = place
 
     def expect_all(self) -> None:
         """Expect all gradients of a new step."""
-        self._missing, self._handle = self._count, None
+        self._missing, self._handle = len(self._members), None
 
     def wait(self) -> Any:
         """Wait until all gradients are reduced, if the bucket has been submitted."""

@@ -169,7 +169,7 @@ class InPlace:
 
 
 class Bucketed(Protocol):
-    """A bucket of gradients, submitted instead of each of them (bucket.Bucket)."""
+    """A bucket of gradients, moved and submitted instead of each of them (bucket.Bucket)."""
 
     def count_arrival(self) -> None: ...
     def wait(self) -> Any: ...
@@ -180,8 +180,8 @@ class SymmetricGradient(Gradient):
     """A gradient that lives in symmetric memory.
 
     Autograd accumulates into an existing gradient. After `zero_grad()` there is none, and autograd allocates one, which
-    is copied while it is still in the processor's cache, and freed at once. This costs less than clearing the gradient
-    and adding to it, and less than new memory for all gradients in every step.
+    is copied while it is still in the processor's cache, and freed then. This costs less than clearing the gradient
+    and adding to it, and less than new memory for all gradients in every step. Those of a bucket move together.
     """
 
     __slots__ = ("_mine", "_tensor", "bucket", "place")
@@ -194,17 +194,23 @@ class SymmetricGradient(Gradient):
         self._tensor: InPlace | None = None
 
     def submit_now(self) -> None:
-        if not self._move_into_place():
-            super().submit_now()
-            if self.bucket is not None:
-                self.bucket.count_arrival()  # its place holds values that no rank reads
-        elif self.bucket is not None:
+        if self.bucket is not None:
             self.handle = self.bucket
             self.bucket.count_arrival()
+        elif not self._move_into_place():
+            super().submit_now()
         else:
             if self._tensor is None:
                 self._tensor = InPlace(self.place.sent, self.name, self.treatment)
             self.handle = self._tensor.submit()
+
+    def move_or_submit(self) -> None:
+        """Move into its place or, if the gradient cannot be there, submit it alone in this step.
+
+        The bucket sends the place in any case. Of a gradient that went alone it holds values that no rank reads.
+        """
+        if not self._move_into_place():
+            super().submit_now()
 
     def prepare_to_send(self) -> tuple[Any, Use | None]:
         return (self.place.sent, None) if self._move_into_place() else super().prepare_to_send()

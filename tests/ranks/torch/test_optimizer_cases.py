@@ -63,6 +63,42 @@ def sparse_gradients(rank: int, size: int) -> None:
         assert not optimizer.state
 
 
+def small_gradients_of_several_kinds(rank: int, size: int) -> None:
+    """Neighbours in memory, which are reduced together: dense, sparse, and missing on some ranks."""
+
+    def layers() -> Any:
+        torch.manual_seed(5)
+        return torch.nn.ModuleDict(
+            {
+                "first": torch.nn.Linear(3, 3),
+                "table": torch.nn.Embedding(10, 3, sparse=True),
+                "skipped": torch.nn.Linear(3, 3),
+                "last": torch.nn.Linear(3, 1),
+            }
+        ).double()
+
+    def loss(model: Any, step: int, other: int) -> Any:
+        hidden = model["first"](model["table"](torch.tensor([other, other + step])))
+        if (step + other) % 2:
+            hidden = hidden + model["skipped"](hidden)
+        return model["last"](hidden).pow(2).sum()
+
+    model, expected = layers(), layers()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    alone = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad(set_to_none=step % 3 != 2)
+        alone.zero_grad()
+        loss(model, step, rank).backward()
+        for other in range(size):
+            (loss(expected, step, other) / size).backward()
+        optimizer.step()
+        alone.step()
+        agree(model, expected)
+
+
 def new_parameters(rank: int, size: int) -> None:
     """Those of a group that is added later are reduced, too, whether they had a name before or not."""
     for is_named in (False, True):
@@ -160,6 +196,7 @@ def mismatches(rank: int, size: int) -> None:
 
 CHECKS = (
     sparse_gradients,
+    small_gradients_of_several_kinds,
     new_parameters,
     another_optimizer,
     refused,
