@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from ronde.comqueue.packing import layout_of
 from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision
 from ronde.core.splits import even_split
-from ronde.core.sum_tree import Node, SumTree, nodes_of
+from ronde.core.sum_tree import GROUP, SumTree, nodes_of
 from ronde.errors import MismatchError, UsageError
 from ronde.types import Sum
 
@@ -64,7 +64,7 @@ def sum_over_blocks(
 
 
 @functools.lru_cache(maxsize=100)
-def _nodes_by_task(blocks: tuple[int, ...]) -> list[list[Node]]:
+def _nodes_by_task(blocks: tuple[int, ...]) -> list[list[range]]:
     ends = np.cumsum(blocks).tolist()
     return [nodes_of(range(end - count, end)) for end, count in zip(ends, blocks)]
 
@@ -91,11 +91,11 @@ class _Summands:
 
     def add_up(self, blocks: range, buffers: Buffers) -> list[list[Array]]:
         """Return the partial sums of some blocks, at least one."""
-        first = self.take_example(next(self._summands))
-        if sum(leaf.nbytes for leaf in first) * len(blocks) <= MOST_COLLECTED:
-            return self._add_up_levels(first, blocks)
+        first = [self.take_example(next(self._summands))]
+        if sum(leaf.nbytes for leaf in first[0]) * len(blocks) <= MOST_COLLECTED:
+            return self._add_up_levels(first.pop(), blocks)
         self.example = map_leaves(self.example, _without_memory)
-        return self._add_up_blocks([first], blocks, buffers)
+        return self._add_up_blocks(first, blocks, buffers)
 
     def _leaves(self, summand: Any) -> list[Array]:
         """Return the leaves of a summand. Raises UsageError if it has another structure than the first one."""
@@ -108,7 +108,7 @@ class _Summands:
         return leaves
 
     def _add_up_levels(self, first: list[Array], blocks: range) -> list[list[Array]]:
-        """Add up each level of the tree at once: little work in Python, but all summands are kept."""
+        """Add up all groups at once: little work in Python, but all summands are kept."""
         flats = [
             np.empty((len(blocks), size), dtype) for dtype, size in zip(self.layout.dtypes, self.layout.sizes)
         ]
@@ -122,31 +122,41 @@ class _Summands:
             for part, leaf in zip(parts, self._leaves(summand)):
                 part[number] = leaf
         return [
-            [_sum_of_rows(flat[(number << level) - blocks.start :][: 1 << level]) for flat in flats]
-            for level, number in nodes_of(blocks)
+            [_sum_of_rows(flat[leaves.start - blocks.start : leaves.stop - blocks.start]) for flat in flats]
+            for leaves in nodes_of(blocks)
         ]
 
     def _add_up_blocks(self, first: list[list[Array]], blocks: range, buffers: Buffers) -> list[list[Array]]:
-        """Add up one block after the other, and keep one or two sums for each level of the tree.
+        """Add up one block after the other, and keep few sums.
 
         No summand is kept, so that the next one finds the memory of the last one. `first`: has the leaves of the first.
         """
 
-        def keep(leaves: list[Array]) -> list[Array]:
+        def keep(summand: _Sum) -> _Sum:
             kinds = zip(self.layout.sizes, self.layout.dtypes)
             flats = [buffers.empty(size, dtype) for size, dtype in kinds]
-            self.layout.pack(leaves, flats)
-            return flats
+            self.layout.pack(summand.leaves, flats)
+            return _Sum(list(self.layout.parts(flats)), flats)
 
-        def add(left: list[Array], right: list[Array], level: int) -> list[Array]:
-            for one, other in zip(left if level else self.layout.parts(left), right):
-                np.add(one, other, out=one)
-            return left
-
-        tree = SumTree(add, keep)
+        tree = SumTree(_Sum.add, keep)
         for block in blocks:
-            tree.append(0, block, first.pop() if first else self._leaves(next(self._summands)))
-        return [flats for _, flats in tree.nodes()]
+            tree.append(
+                range(block, block + 1), _Sum(first.pop() if first else self._leaves(next(self._summands)))
+            )
+        return [list(kept.flats) for _, kept in tree.nodes()]
+
+
+class _Sum(NamedTuple):
+    """A summand, or a sum of several. `leaves`: arrays; of a sum, they are parts of `flats`."""
+
+    leaves: Sequence[Array]
+    flats: Sequence[Array] = ()
+
+    def add(self, other: _Sum) -> _Sum:
+        """Add another one in place."""
+        for mine, leaf in zip(self.leaves, other.leaves):
+            np.add(mine, leaf, out=mine)
+        return self
 
 
 def _without_memory(leaf: Array) -> Array:
@@ -154,17 +164,29 @@ def _without_memory(leaf: Array) -> Array:
 
 
 def _sum_of_rows(rows: Array) -> Array:
-    """Return the sum of a power of two of rows, along the tree."""
+    """Return the sum of the leaves of a node: in order in a group, otherwise along the tree."""
+    if len(rows) <= GROUP:
+        return _sum_in_order(rows)
+    rows = _sum_in_order(rows.reshape(-1, GROUP, rows.shape[1]).swapaxes(0, 1))
     while len(rows) > 1:
         rows = rows[0::2] + rows[1::2]
-    return cast(Array, rows[0])
+    total: Array = rows[0]
+    return total
+
+
+def _sum_in_order(summands: Array) -> Array:
+    """Return the sum along the first axis, a new array. (NumPy's own sum has no fixed order.)"""
+    total: Array = summands[0].copy()
+    for summand in summands[1:]:
+        total += summand
+    return total
 
 
 def _total(
     partials: Sequence[Array],
     size: int,
     dtype: np.dtype[Any],
-    nodes: Sequence[Sequence[Node]],
+    nodes: Sequence[Sequence[range]],
     group: TaskGroup,
 ) -> Array:
     """Return the sum of the partial sums of all tasks. `nodes`: which partial sums each task has."""
@@ -200,8 +222,9 @@ def _gathered(
     return rows
 
 
-def _sum_of_nodes(rows: Array, nodes: Sequence[Node]) -> Array:
-    tree: SumTree[Array] = SumTree(lambda left, right, level: np.add(left, right), lambda row: row)
-    for (level, number), row in zip(nodes, rows, strict=True):
-        tree.append(level, number, row)
+def _sum_of_nodes(rows: Array, nodes: Sequence[range]) -> Array:
+    """Return the sum of the nodes of all tasks. Changes the rows."""
+    tree: SumTree[Array] = SumTree(lambda left, right: np.add(left, right, out=left), lambda row: row)
+    for leaves, row in zip(nodes, rows, strict=True):
+        tree.append(leaves, row)
     return tree.total()
