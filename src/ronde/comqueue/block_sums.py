@@ -29,6 +29,7 @@ __all__ = ["sum_over_blocks"]
 Array = NDArray[Any]
 
 MOST_COLLECTED = 1 << 17  # bytes of the summands of a task, to be added up together
+FEW = 1024  # elements, for which a single call of NumPy takes less time than one for each summand
 MOST_GATHERED = 1 << 18  # bytes of the partial sums of all tasks, to be added up by every task
 
 
@@ -176,6 +177,9 @@ def _sum_of_rows(rows: Array) -> Array:
 
 def _sum_in_order(summands: Array) -> Array:
     """Return the sum along the first axis, a new array. (NumPy's own sum has no fixed order.)"""
+    if summands.size <= FEW:
+        last: Array = np.add.accumulate(summands, axis=0, dtype=summands.dtype)[-1]
+        return last
     total: Array = summands[0].copy()
     for summand in summands[1:]:
         total += summand
