@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.clusters.rank_functions import computes
 from tests.conftest import MARK_NAME, MARK_VALUE
+from tests.hosts.alternating_hosts import AlternatingHosts, task_programs
 
-from ronde.launch.clusters.base import SlotEvents, Ticket
-from ronde.launch.clusters.local import PROGRAM, LocalCluster
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.testing import ssh
 from ronde.testing.hosts import Hosts
@@ -23,21 +20,6 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("mpirun"), reason="there is no mpirun here"),
 ]
 pytest.importorskip("mpi4py", reason="mpi4py is not installed here")
-
-ROOT = Path(__file__).parents[2]
-
-
-class AlternatingHosts(LocalCluster):
-    """A cluster whose slots are on several hosts in turn, each reached by a command."""
-
-    def __init__(self, slots: int, commands: Sequence[tuple[str, ...]]) -> None:
-        super().__init__(slots)
-        self._commands = commands
-
-    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        for ticket in tickets:
-            self._command = self._commands[ticket.slot % len(self._commands)]
-            super().request([ticket], events)
 
 
 def connect_directly(hosts: Hosts) -> None:
@@ -61,8 +43,7 @@ def test_each_host_has_a_daemon_and_the_ranks_take_the_probed_interface() -> Non
         pytest.skip(reason)
     with Hosts(2) as hosts, ssh.SshServers(hosts, {MARK_NAME: MARK_VALUE}) as servers:
         connect_directly(hosts)
-        program = ("env", f"PYTHONPATH={ROOT}", *PROGRAM)
-        cluster = AlternatingHosts(4, [(servers.client, hosts.ipv4(host), *program) for host in range(2)])
+        cluster = AlternatingHosts(4, task_programs(hosts, servers))
         options = RunOptions(4, mpi_options=(), stdout=io.StringIO(), stderr=io.StringIO())
         results = run_function(cluster, computes, (1,), {}, options)
     assert results == [(10.0, rank, rank, rank % 2, 2, "direct") for rank in range(4)]
