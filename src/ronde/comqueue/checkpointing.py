@@ -3,6 +3,9 @@
 Every few steps, after a barrier, each task saves the objects that it has made and the state of its functions. So the
 newest checkpoints of two tasks are at most one apart. Each task keeps its last two, so tasks that start again find a
 step that all of them have saved. The partitioned data are not saved but loaded again, so they are read-only.
+
+Checkpoints must outlive the tasks. If a cluster loses one task, the others end, too, so no task can keep checkpoints
+for another one: the driver does.
 """
 
 from __future__ import annotations
@@ -16,18 +19,31 @@ from typing import Protocol
 
 from ronde.checkpoints import Checkpoints
 from ronde.errors import UsageError
+from ronde.launch.driver.transfer import connect_to_driver
 from ronde.light_dataclasses import dataclass
+from ronde.net.stores.base import Store
+from ronde.net.stores.large_values import delete_large, get_large, put_large
 
-__all__ = ["CheckpointPlace", "CheckpointRule", "FolderPlace", "MemoryPlace", "TaskCheckpoints"]
+__all__ = [
+    "CheckpointPlace",
+    "CheckpointRule",
+    "DriverMemory",
+    "DriverPlace",
+    "FolderPlace",
+    "MemoryPlace",
+    "StoreCheckpoints",
+    "TaskCheckpoints",
+]
 
 _NUMBER_BYTES = 8
+_STORE_NS = 60 * 10**9  # for an answer of the driver
 
 
 @dataclass(frozen=True)
 class CheckpointRule:
     """When tasks save checkpoints, and how often they start again.
 
-    `every`: after how many steps; `folder`: where, None: in the memory of this machine; `max_restarts`: of one run.
+    `every`: after how many steps; `folder`: where, None: in the driver's memory; `max_restarts`: of one run.
     """
 
     every: int
@@ -140,3 +156,70 @@ class _MemoryCheckpoints:
 def _step_of(path: str) -> int:
     with open(path, "rb") as file:
         return int.from_bytes(file.read(_NUMBER_BYTES), "little")
+
+
+class StoreCheckpoints:
+    """The last two checkpoints of one task in the store of a job: two values, and the step of each under another key.
+
+    The step is written after its checkpoint, and deleted before it is replaced.
+    """
+
+    def __init__(self, store: Store, task_id: int) -> None:
+        self._store = store
+        self._keys = [f"checkpoints/{task_id}/{number}" for number in range(2)]
+
+    def latest(self) -> int:
+        return max(map(self._step_of, self._keys))
+
+    def load(self, step: int) -> bytes:
+        key = next(key for key in self._keys if self._step_of(key) == step)
+        return b"".join(get_large(self._store, key, _STORE_NS))
+
+    def save(self, step: int, data: bytes) -> None:
+        key = min(self._keys, key=self._step_of)
+        self._delete(key)
+        put_large(self._store, key, data)
+        self._store.set(_step_key(key), str(step).encode())
+
+    def clear(self) -> None:
+        for key in self._keys:
+            self._delete(key)
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints, the newest last."""
+        return sorted(filter(None, map(self._step_of, self._keys)))
+
+    def _step_of(self, key: str) -> int:
+        return int(self._store.get(_step_key(key), _STORE_NS)) if self._store.check([_step_key(key)]) else 0
+
+    def _delete(self, key: str) -> None:
+        self._store.delete_key(_step_key(key))
+        delete_large(self._store, key)
+
+
+def _step_key(key: str) -> str:
+    return f"{key}.step"
+
+
+class DriverPlace:
+    """Memory of the driver of a cluster's job: the job's store, with which a `DriverMemory` begins and ends."""
+
+    def open(self, task_id: int) -> TaskCheckpoints:
+        return StoreCheckpoints(connect_to_driver(_STORE_NS), task_id)
+
+
+class DriverMemory:
+    """The checkpoints of all tasks, from one job on a cluster to the next. See `JobMemory`."""
+
+    def __init__(self, num_tasks: int) -> None:
+        self._saved: list[dict[int, bytes]] = [{} for _ in range(num_tasks)]  # by task and step
+
+    def offer_to(self, store: Store) -> None:
+        for task_id, saved in enumerate(self._saved):
+            for step, data in sorted(saved.items()):
+                StoreCheckpoints(store, task_id).save(step, data)
+
+    def collect_from(self, store: Store) -> None:
+        for task_id in range(len(self._saved)):
+            checkpoints = StoreCheckpoints(store, task_id)
+            self._saved[task_id] = {step: checkpoints.load(step) for step in checkpoints.steps()}

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 from ronde.comm.world import has_joined, world
-from ronde.comqueue.checkpointing import CheckpointPlace, CheckpointRule, FolderPlace, MemoryPlace
+from ronde.comqueue.checkpointing import (
+    CheckpointPlace,
+    CheckpointRule,
+    DriverMemory,
+    DriverPlace,
+    FolderPlace,
+    MemoryPlace,
+)
 from ronde.comqueue.partitions import CommonData, divide_data, load_data
 from ronde.comqueue.plan import Plan, run_plan
 from ronde.comqueue.rows import LocatedRows, RowSource
@@ -23,7 +30,7 @@ from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_
 from ronde.engine.process import init
 from ronde.environment import environment
 from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
-from ronde.launch.callables import ElasticLaunch, run
+from ronde.launch.callables import ElasticLaunch
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.light_dataclasses import dataclass, replace
 
@@ -198,14 +205,20 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
+    from ronde.launch.driver.functions import RunOptions, run_function  # only clusters need it
+
     common, parts = _divided(plan, num_tasks, is_cluster=True)
     values = _Values([common, *parts])
-    call = (_without_data(plan), values, _folder_of(plan, "on a cluster"))
+    rule = plan.checkpoint
+    memory = DriverMemory(num_tasks) if rule and rule.folder is None else None
+    place = DriverPlace() if memory else _folder_of(plan)
+    call = (_without_data(plan), values, place)
+    options = RunOptions(num_tasks, environment=ORDERED)
 
     def run_once() -> list[Any]:
-        return run(_run_rank, call, np=num_tasks, environment=ORDERED, cluster=_placed(plan, cluster()))
+        return run_function(_placed(plan, cluster()), _run_rank, call, {}, options, memory)
 
-    return _repeat(plan.checkpoint, run_once)
+    return _repeat(rule, run_once)
 
 
 def _placed(plan: Plan, cluster: Cluster) -> Cluster:

@@ -281,7 +281,7 @@ def iterate(
         checkpoint_every: The number of steps between two checkpoints, from which the tasks continue when one of them
             was killed (None: no checkpoints). With checkpoints, the data are read-only.
         checkpoint_folder: The folder for checkpoints, as of `IterativeComQueue.set_checkpoint` (None: in the memory of
-            this machine).
+            this process).
         max_restarts: How often the tasks may start again after one of them was killed.
         finish: Called once on each task after the last step. The attribute `outputs` contains its results (None: no
             call).

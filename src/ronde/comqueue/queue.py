@@ -195,8 +195,8 @@ class IterativeComQueue(ComQueue):
             every: The number of steps between two checkpoints.
             folder: A folder on a file system that all tasks share. If you call `exec` again after a failure, it
                 continues from the last checkpoint there; at the end it removes the checkpoints. None: in the memory of
-                this machine. Clusters need a folder, and so do the ranks of a job, which `ronde run --max-restarts`
-                restarts.
+                this process, to which the tasks of a cluster send them. The ranks of a job, which `ronde run
+                --max-restarts` restarts, need a folder.
             max_restarts: How often `exec` starts the tasks again after a signal killed one of them (3). An exception
                 always ends the run, because it would occur again.
 

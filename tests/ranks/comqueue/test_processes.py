@@ -112,14 +112,20 @@ def test_a_killed_task_changes_no_bit_of_the_result(tmp_path: Path, caplog: pyte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "lose"])
-def test_a_lost_task_on_a_cluster(tmp_path: Path, how: str) -> None:
-    flag, folder = tmp_path / "died", tmp_path / "checkpoints"
+@pytest.mark.parametrize("has_folder", [True, False], ids=["folder", "driver"])
+def test_a_lost_task_on_a_cluster(tmp_path: Path, how: str, has_folder: bool) -> None:
+    flag, folder, steps = tmp_path / "died", tmp_path / "checkpoints", tmp_path / "steps"
     expected, _ = kmeans.noisy_queue(str(tmp_path)).exec("local:2")[0]
-    queue = kmeans.noisy_queue(str(flag), how=how).set_checkpoint(every=2, folder=str(folder))
+    queue = kmeans.noisy_queue(str(flag), how=how).add(kmeans.StepLog(str(steps)))
+    queue.set_checkpoint(every=2, folder=str(folder) if has_folder else None)
     mean, _ = queue.exec(LocalCluster(2))[0]
     assert flag.exists()
     assert np.array_equal(mean, expected)
-    assert list(folder.iterdir()) == []
+    done = list(map(int, steps.read_text().split()))
+    again = done[6:]  # six steps were complete; the checkpoint of the last one may be missing
+    assert again in ([*range(7, 21)], [*range(5, 21)])
+    if has_folder:
+        assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from ronde.comqueue import AllReduce, ComContext, ComputeFunction, IterationStep, IterativeComQueue, iterate
-from ronde.comqueue.checkpointing import CheckpointPlace, FolderPlace, MemoryPlace
+from ronde.comqueue.checkpointing import (
+    CheckpointPlace,
+    DriverMemory,
+    FolderPlace,
+    MemoryPlace,
+    StoreCheckpoints,
+)
 from ronde.errors import RemoteError, UsageError
+from ronde.net.stores.memory import MemoryStore
 
 THREE = "threads:3"
 
@@ -49,6 +56,43 @@ def test_an_incomplete_checkpoint_does_not_count(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Killed):  # after the data, before the number of the step
             checkpoints.save(Step(3), b"three")
         assert (checkpoints.latest(), checkpoints.load(2)) == (2, b"two")
+
+
+def test_the_driver_carries_checkpoints_from_one_store_to_the_next() -> None:
+    large, memory, first, second = bytes(range(256)) * 8192, DriverMemory(2), MemoryStore(), MemoryStore()
+    memory.offer_to(first)
+    mine, others = StoreCheckpoints(first, 0), StoreCheckpoints(first, 1)
+    assert mine.latest() == 0
+    for step, data in [(2, large), (4, b"four"), (6, large[1:])]:
+        mine.save(step, data)
+    others.save(4, b"others")
+    memory.collect_from(first)
+    memory.offer_to(second)
+    mine, others = StoreCheckpoints(second, 0), StoreCheckpoints(second, 1)
+    assert (mine.latest(), mine.load(6), mine.load(4)) == (6, large[1:], b"four")
+    assert (others.latest(), others.load(4)) == (4, b"others")
+    mine.clear()
+    others.clear()
+    assert second.num_keys() == 0
+
+
+def test_a_checkpoint_that_a_task_could_not_complete_does_not_leave_the_store() -> None:
+    class Killed(BaseException):
+        pass
+
+    class Step(int):
+        def __str__(self) -> str:
+            raise Killed
+
+    store, memory = MemoryStore(), DriverMemory(1)
+    checkpoints = StoreCheckpoints(store, 0)
+    checkpoints.save(1, b"one")
+    checkpoints.save(2, b"two")
+    with pytest.raises(Killed):  # after the data, before the number of the step
+        checkpoints.save(Step(3), b"three")
+    memory.collect_from(store)
+    memory.offer_to(store := MemoryStore())
+    assert StoreCheckpoints(store, 0).steps() == [2]
 
 
 def failing_queue(folder: Path, seen: list[int], fails_at: int) -> IterativeComQueue:

@@ -179,16 +179,17 @@ def _run_agent(
     """Run the agent. `store`: where the call is that the workers make, and where its results go; None: a command."""
     from ronde.launch.agent.agent import run_agent
 
-    run = partial(run_agent, environment=variables, report=False, meaning=line.original_signal)
+    run = partial(run_agent, report=False, meaning=line.original_signal)
     if store is None:
-        return run(config)
+        return run(config, environment=variables)
     from ronde.launch.calls import CallFiles
-    from ronde.launch.driver.transfer import call_of_job, send_results
+    from ronde.launch.driver.transfer import DRIVER_STORE, call_of_job, send_results
 
+    variables = {**variables, DRIVER_STORE: store.address}
     with ExitStack() as stack:
         files = CallFiles(stack, call_of_job(store, config.start_timeout_ns), config.worker.slots)
         worker = replace(config.worker, argv=files.command(sys.executable))
-        result = run(replace(config, worker=worker), keep=files.fds)
+        result = run(replace(config, worker=worker), environment=variables, keep=files.fds)
         if not line.has_ended:
             with contextlib.suppress(RondeError):  # the driver then says that there is no result
                 send_results(store, files, result)

@@ -20,7 +20,7 @@ from ronde.launch.clusters.ssh import settings_that_travel
 from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerSpec
 from ronde.launch.driver.driver import Driver, JobEnd
 from ronde.launch.driver.task_agents import TaskAgents
-from ronde.launch.driver.transfer import fetch_result
+from ronde.launch.driver.transfer import JobMemory, fetch_result
 from ronde.light_dataclasses import dataclass, field, replace
 from ronde.net.protection import SECRET
 from ronde.net.stores.base import Store
@@ -92,10 +92,12 @@ def run_function(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: RunOptions,
+    memory: JobMemory | None = None,
 ) -> list[Any]:
     """Call `fn(*args, **kwargs)` in tasks of the cluster; return a list of the results by rank.
 
-    Any thread may call it, several at once. In the main thread, Ctrl-C ends the job.
+    Any thread may call it, several at once. In the main thread, Ctrl-C ends the job. `memory`: offered to the workers,
+    and collected if the job fails.
 
     Raises:
         WorkerError: A worker has failed, or a task or the cluster's job was lost. All workers have ended.
@@ -130,11 +132,14 @@ def run_function(
             is_talkative=options.is_talkative,
             driver_address=options.driver_address,
             driver_port=options.driver_port,
+            memory=memory,
         )
         driver = Driver(placement, own_environment(), stack, (options.stdout, options.stderr))
         end = driver.run()
         driver.show_rest()
         if end.exit_code:
+            if memory is not None:
+                memory.collect_from(placement.store)
             _raise(end, placement, options)
         return _results(placement.store, least, options.num_proc)
 

@@ -46,7 +46,7 @@ from ronde.launch.driver.assignment import Assignment
 from ronde.launch.driver.driver import Driver
 from ronde.launch.driver.job_store import reachable_by_tasks, serve_store, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer
-from ronde.launch.driver.transfer import offer_call
+from ronde.launch.driver.transfer import JobMemory, offer_call
 from ronde.launch.loop import Order
 from ronde.net.event_queue import EventQueue
 from ronde.net.protection import Protection
@@ -68,7 +68,8 @@ class TaskAgents:
 
     `workers`: how many; `least`: with how many an elastic job may begin and go on, None for a fixed number.
     `call`: the packed function. `is_secret`: encrypt all connections. `first_host`: the name of the host of rank 0.
-    `is_talkative`: say who is awaited. `driver_address`, `driver_port`: as of `RunOptions`.
+    `is_talkative`: say who is awaited. `driver_address`, `driver_port`: as of `RunOptions`. `memory`: offered to the
+    workers.
     """
 
     is_given_by_user = False
@@ -87,8 +88,10 @@ class TaskAgents:
         is_talkative: bool = True,
         driver_address: str = "",
         driver_port: int = 0,
+        memory: JobMemory | None = None,
     ) -> None:
         self._cluster, self._workers, self._call, self._python = cluster, workers, call, python
+        self._memory = memory
         self._is_secret = is_secret
         self._is_fixed = least is None
         least = workers if least is None else least
@@ -130,6 +133,8 @@ class TaskAgents:
         self._stack.callback(self.store.close)
         offer_call(self.store, self._call)
         self._call = b""
+        if self._memory is not None:
+            self._memory.offer_to(self.store)
         silence_ns = self.config.rendezvous.silence_ns
         self._server = TaskServer(listening, self._key, silence_ns, self._is_secret, port)
         self._stack.callback(self._server.close)
