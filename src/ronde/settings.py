@@ -444,7 +444,14 @@ def _shown(field: dataclasses.Field[Any], origin: str, given: object) -> str:
 
 
 # Variables of the launcher for workers, besides settings.
-_OF_THE_LAUNCHER = ("RONDE_JOB_ID", "RONDE_MPI_PYTHON", "RONDE_MPI_TICKET", "RONDE_ROUND", "RONDE_TASK_ROWS")
+_OF_THE_LAUNCHER = (
+    "RONDE_DRIVER_STORE",
+    "RONDE_JOB_ID",
+    "RONDE_MPI_PYTHON",
+    "RONDE_MPI_TICKET",
+    "RONDE_ROUND",
+    "RONDE_TASK_ROWS",
+)
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:

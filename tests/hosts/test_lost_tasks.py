@@ -16,7 +16,9 @@ from ronde.testing.hosts import Hosts
 pytestmark = pytest.mark.hosts
 
 
-def test_the_driver_keeps_the_checkpoints_of_both_hosts(tmp_path: Path) -> None:
+def test_the_driver_keeps_the_checkpoints_of_both_hosts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     if reason := ssh.require():
         pytest.skip(reason)
     flag, steps = tmp_path / "died", tmp_path / "steps"
@@ -28,3 +30,4 @@ def test_the_driver_keeps_the_checkpoints_of_both_hosts(tmp_path: Path) -> None:
     assert np.array_equal(mean, expected)
     again = list(map(int, steps.read_text().split()))[6:]  # the checkpoint of step 6 may be missing
     assert again in ([*range(7, 21)], [*range(5, 21)])
+    assert "WARNING" not in capfd.readouterr().err
