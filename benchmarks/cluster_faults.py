@@ -95,10 +95,12 @@ def fail(folder: Path, how: str) -> None:
 def wait(folder: Path) -> None:
     """Note the processes above rank 1, up to the executor, and go on."""
     if os.environ["RANK"] == "1":
-        pids = [os.getpid()]
-        for _ in ANCESTORS[1:]:
-            stat = Path(f"/proc/{pids[-1]}/stat").read_text()
-            pids.append(int(stat.rpartition(")")[2].split()[1]))
+        pids, pid = [os.getpid()], os.getpid()
+        while len(pids) < len(ANCESTORS):
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            # A template, from which the rank was forked, may stand between it and the agent.
+            if len(pids) > 1 or "agent_main" in Path(f"/proc/{pid}/cmdline").read_text():
+                pids.append(pid)
         (folder / "new").write_text(" ".join(map(str, pids)))
         (folder / "new").rename(folder / "pids")
     time.sleep(FOREVER_S)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.cluster_kinds import parent_of
+from tests.conformance.cluster_kinds import agent_of, parent_of
 
 import ronde
 
@@ -62,7 +62,7 @@ def trains(folder: Path) -> int:
             return first
         if ronde.rank() == 1 and step > first + 5:
             killed.touch()
-            python_worker = parent_of(parent_of(os.getpid()))
+            python_worker = parent_of(agent_of(os.getpid()))
             os.kill(parent_of(parent_of(python_worker)), signal.SIGKILL)  # the executor
             time.sleep(600)
         time.sleep(0.05)

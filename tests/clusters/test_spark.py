@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from tests.clusters.rank_functions import finds_key
 from tests.clusters.spark_session import PATIENCE_S, ROOT, session_of_two_executors
-from tests.conformance.cluster_kinds import agents, parent_of
+from tests.conformance.cluster_kinds import agent_of, agents, parent_of
 from tests.ranks.comqueue import kmeans
 from tests.ranks.pages import programs, run_program
 
@@ -102,8 +102,8 @@ def exits(code: int) -> None:
 def waits(folder: Path) -> None:
     """Note the processes of rank 1: the rank, its agent, Spark's Python worker and daemon, and the executor."""
     if os.environ["RANK"] == "1":
-        pids = [os.getpid()]
-        for _ in range(4):
+        pids = [os.getpid(), agent_of(os.getpid())]
+        for _ in range(3):
             pids.append(parent_of(pids[-1]))
         (folder / "new").write_text(" ".join(map(str, pids)))
         (folder / "new").rename(folder / "pids")
@@ -123,7 +123,7 @@ def trains(folder: Path, steps: int) -> tuple[int, int, int]:
         ronde.allreduce(1.0, name="x")
         if ronde.rank() == 1 and step == steps // 2 and not (folder / "killed").exists():
             (folder / "killed").touch()
-            python_worker = parent_of(parent_of(os.getpid()))
+            python_worker = parent_of(agent_of(os.getpid()))
             os.kill(parent_of(parent_of(python_worker)), signal.SIGKILL)  # the executor
             time.sleep(FOREVER_S)
         time.sleep(0.05)

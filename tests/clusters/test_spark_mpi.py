@@ -55,6 +55,12 @@ def test_the_ranks_of_mpi_are_those_of_the_job() -> None:
     assert lines == ["0] rank 0 is done", "1] rank 1 is done"]
 
 
+def test_a_daemon_takes_the_agents_that_wait_for_the_next_job() -> None:
+    assert run(len, "ranks", use_mpi=False) == [5, 5]
+    assert [each[0] for each in run(computes, 2)] == [6.0, 6.0]
+    assert run(len, "ranks", use_mpi=False) == [5, 5]
+
+
 def test_an_exception_on_one_rank_ends_the_others() -> None:
     with pytest.raises(WorkerError, match="LookupError: no such column") as caught:
         run(raises)

@@ -19,6 +19,7 @@ from tests.conftest import MARK_NAME, MARK_VALUE
 
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.local import PROGRAM, LocalCluster
+from ronde.launch.driver.agent_main import IDLE
 from ronde.testing import ssh
 from ronde.testing.hosts import Hosts
 
@@ -26,6 +27,7 @@ __all__ = [
     "KINDS",
     "SLOTS",
     "New",
+    "agent_of",
     "agents",
     "dask_scheduler",
     "engine_environment",
@@ -48,16 +50,31 @@ def engine_environment() -> Iterator[None]:
 
 
 def agents() -> list[int]:
-    """Return the process ids of the agents that run on clusters of this test run."""
+    """Return the process ids of the agents that have a job on clusters of this test run."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            is_agent = b"ronde.launch.driver.agent_main" in (folder / "cmdline").read_bytes().split(b"\0")
-            if is_agent and f"={MARK_VALUE}".encode() in (folder / "environ").read_bytes():
+            is_idle = (folder / "comm").read_text().strip() == IDLE
+            if (
+                _is_agent(int(folder.name))
+                and not is_idle
+                and f"={MARK_VALUE}".encode() in (folder / "environ").read_bytes()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue  # it ended meanwhile
     return found
+
+
+def agent_of(pid: int) -> int:
+    """Return the agent above a rank, which may be its parent, or that of the template from which it was forked."""
+    while not _is_agent(pid):
+        pid = parent_of(pid)
+    return pid
+
+
+def _is_agent(pid: int) -> bool:
+    return b"ronde.launch.driver.agent_main" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
 
 
 def parent_of(pid: int) -> int:

@@ -274,8 +274,19 @@ def test_an_exception_ends_the_job_and_the_next_one_runs(cluster: Cluster) -> No
 
 def kill_task() -> None:
     """Kill the process of the cluster that runs this worker's agent."""
-    with open(f"/proc/{os.getppid()}/stat") as file:
-        os.kill(int(file.read().rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+    def parent(pid: int) -> int:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+
+    def is_agent(pid: int) -> bool:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return "agent_main" in file.read()
+
+    pid = os.getppid()
+    while not is_agent(pid):  # a template, from which the worker was forked
+        pid = parent(pid)
+    os.kill(parent(pid), signal.SIGKILL)
 
 
 def test_a_lost_task_ends_the_job(cluster: Cluster) -> None:

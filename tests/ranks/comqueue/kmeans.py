@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,16 @@ def die_on_task_1(context: ComContext) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _task() -> int:
+    """Return the process of the cluster's task, of which the agent above this rank is a child."""
+    pid = os.getppid()
+    while (
+        "agent_main" not in Path(f"/proc/{pid}/cmdline").read_text()
+    ):  # a template, from which the rank was forked
+        pid = _parent_of(pid)
+    return _parent_of(pid)
+
+
 def _parent_of(pid: int) -> int:
     with open(f"/proc/{pid}/stat") as file:
         return int(file.read().rpartition(")")[2].split()[1])
@@ -98,7 +109,7 @@ class NoisyMean(ComputeFunction):
                 pass
             if self.how == "exception":
                 raise ValueError("no luck")
-            os.kill(os.getpid() if self.how == "kill" else _parent_of(os.getppid()), signal.SIGKILL)
+            os.kill(os.getpid() if self.how == "kill" else _task(), signal.SIGKILL)
             if self.how == "lose":
                 time.sleep(600)
         noise = context.get_obj("random").normal(size=3)
