@@ -63,6 +63,16 @@ def test_the_subscriptions_of_the_client_stay(client: Any) -> None:
     client.unsubscribe_topic("all")
 
 
+def test_futures_among_the_arguments_are_replaced_by_their_results(client: Any) -> None:
+    def add(x: int, more: dict[str, list[int]], *, y: int) -> int:
+        return x + sum(more["numbers"]) + y
+
+    one, two = client.scatter(1), client.submit(abs, -2)
+    assert run(client, add, one, {"numbers": [two, 3]}, kwargs={"y": two}, num_proc=2) == [8, 8]
+    with pytest.raises(ZeroDivisionError):
+        run(client, add, client.submit(divmod, 1, 0), {}, num_proc=1)
+
+
 def fail_on_rank_1() -> None:
     if os.environ["RANK"] == "1":
         raise LookupError("no such thing")

@@ -49,8 +49,9 @@ def run(
     Args:
         client: a client of the cluster that is not asynchronous.
         fn: any function that cloudpickle can send; the workers need Ronde and the modules that it imports.
-        args: positional arguments, the same for all ranks (default: none).
-        kwargs: keyword arguments, the same for all ranks (default: none).
+        args: positional arguments, the same for all ranks (default: none). Futures of the client among them, also in
+            lists, tuples, sets and dictionaries, are replaced by their results, as by `client.submit`.
+        kwargs: keyword arguments, the same for all ranks (default: none). As for `args`, results replace futures.
         num_proc: the number of ranks (default: the number of free threads of all Dask workers).
         start_timeout: the time for all ranks to get a thread, in seconds (default: 600).
         env: variables for the ranks, which override those of the Dask workers (default: none).
@@ -68,6 +69,7 @@ def run(
         WorkerError: a rank failed (`.rank`, `.host`, `.traceback_text`), or a Dask worker was lost. All have ended.
         TimeoutError: too few threads were free within `start_timeout`.
         UsageError: an argument is invalid, or the function cannot be sent.
+        Exception: the error of a future among the arguments.
     """
     cluster = DaskCluster(client, require_encrypted_rpc)
     options = RunOptions(
@@ -82,8 +84,9 @@ def run(
         python=executable,
         encrypts=encrypt,
     )
+    positional, named = client.gather([args, kwargs or {}])
     try:
-        return run_function(cluster, fn, args, kwargs or {}, options)
+        return run_function(cluster, fn, positional, named, options)
     finally:
         cluster.cancel("the function has ended")
 

@@ -46,6 +46,7 @@ class DaskCluster:
         if client.asynchronous:
             raise UsageError("the Dask client is asynchronous: give one that is not")
         self._given = client
+        self._require_open()
         self._requires_encryption = requires_encryption
         self._own: Client | None = None
         self._requests = threading.Lock()  # a request and a cancellation do not overlap
@@ -82,10 +83,13 @@ class DaskCluster:
                 client.unsubscribe_topic(WORKERS_TOPIC)
                 client.close()
 
+    def _require_open(self) -> None:
+        if self._given.scheduler is None:
+            raise UsageError("the Dask client is closed, or not yet connected: give an open one")
+
     def _connect(self) -> Client:
         if self._own is None:
-            if self._given.scheduler is None:
-                raise UsageError("the Dask client is closed, or not yet connected: give an open one")
+            self._require_open()
             address, security = self._given.scheduler.address, self._given.security
             _check_encryption(address, self._requires_encryption)
             self._own = Client(address, security=security, set_as_default=False, name="ronde")
