@@ -164,6 +164,7 @@ def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:
         ({"environment": {"A=B": ""}}, "variable 'A=B': expected a name without '='"),
         ({"workers": "2"}, "num_proc='2' is invalid: expected an integer"),
         ({"workers": 2.0}, "num_proc=2.0 is invalid: expected an integer"),
+        ({"workers": 0}, "num_proc=0 is invalid: expected a whole number above 0"),
         ({"min_num_proc": "1"}, "min_num_proc='1' is invalid"),
         ({"stdout": "out.txt"}, "stdout='out.txt' takes no text"),
         ({"stderr": io.BytesIO()}, "takes no text: expected a file that is open for text"),

@@ -108,6 +108,8 @@ def run_function(
     if not callable(fn):
         raise UsageError(f"{fn!r} cannot be called: give the function that the workers call")
     options = _checked(options)
+    if options.min_num_proc is None and options.num_proc < 1:
+        raise UsageError(f"num_proc={options.num_proc} is invalid: expected a whole number above 0")
     least = options.num_proc if options.min_num_proc is None else options.min_num_proc
     if not 1 <= least <= options.num_proc:
         raise UsageError(
