@@ -312,9 +312,11 @@ def test_survivors_are_ended_and_may_clean_up(launcher: Launcher) -> None:
         2,
         """
         if rank == 1:
+            while not os.path.exists("ready"): time.sleep(0.02)
             sys.exit(9)
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            open("ready", "w").close()
             time.sleep(600)
         finally:
             print("cleaned up")
@@ -328,7 +330,15 @@ def test_survivors_are_ended_and_may_clean_up(launcher: Launcher) -> None:
 @pytest.mark.slow
 def test_stubborn_survivors_are_killed(launcher: Launcher) -> None:
     code, _, err = launcher.run_script(
-        2, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank: sys.exit(9)\ntime.sleep(600)"
+        2,
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank == 1:
+            while not os.path.exists("ready"): time.sleep(0.02)
+            sys.exit(9)
+        open("ready", "w").close()
+        time.sleep(600)
+        """,
     )
     assert code == 9
     assert "ronde: still running 5 s later: SIGKILL to rank 0\n" in err
