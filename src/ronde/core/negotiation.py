@@ -33,7 +33,6 @@ apply a round, so it never confuses a hit on the former content of a slot with o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ronde.core.call_sites import CallSites
 from ronde.core.merging import Batch, Contribution, batch_of, ranks_of, requests_of
@@ -71,16 +70,7 @@ __all__ = [
     "Failed",
     "Insert",
     "Requester",
-    "IncompleteName",
 ]
-
-
-class IncompleteName(NamedTuple):
-    """A name that some ranks have requested, and those that have not."""
-
-    name: str
-    submitted: tuple[int, ...]
-    missing: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -163,15 +153,6 @@ class Coordinator:
     def take_warnings(self) -> list[str]:
         """Return the warnings since the last call, for the log of rank 0."""
         return self._call_sites.take_warnings()
-
-    def waiting_names(self) -> list[IncompleteName]:
-        """Return the names that some ranks have not yet requested, the longest waiting first."""
-        return [
-            IncompleteName(
-                name, tuple(ranks_of(gathering.contributions)), tuple(self._missing_ranks(gathering))
-            )
-            for name, gathering in self._table.items()
-        ]
 
     def _missing_ranks(self, gathering: _Gathering) -> list[int]:
         there = ranks_of(gathering.contributions)

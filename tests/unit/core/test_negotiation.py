@@ -27,7 +27,6 @@ from ronde.core.negotiation import (
     Evicted,
     Execute,
     Failed,
-    IncompleteName,
     Insert,
     Requester,
 )
@@ -69,24 +68,14 @@ class TestCoordinator:
         coordinator = Coordinator(3, 4)
         assert coordinator.step([[grad()], [], []]) == []
         assert coordinator.step([[], [], [grad()]]) == []
-        assert coordinator.waiting_names() == [IncompleteName("grad", (0, 2), (1,))]
         assert coordinator.step([[], [grad()], []]) == [Run(grad(), (), 0)]
-        assert coordinator.waiting_names() == []
+        assert coordinator.step([[], [grad()], []]) == [Evict(0)], "it has run, so this is a new request"
 
     def test_order_is_that_in_which_names_are_complete(self) -> None:
         coordinator = Coordinator(2, 4)
         items = coordinator.step([[grad("a"), grad("b"), grad("c")], [grad("c"), grad("a")]])
         assert items == [Run(grad("c"), (), 0), Run(grad("a"), (), 1)]
-        assert coordinator.waiting_names() == [IncompleteName("b", (0,), (1,))]
-
-    def test_waiting_names_the_longest_waiting_first(self) -> None:
-        coordinator = Coordinator(3, 4)
-        coordinator.step([[], [grad("late")], []])
-        coordinator.step([[grad("a")], [], [grad("late")]])
-        assert coordinator.waiting_names() == [
-            IncompleteName("late", (1, 2), (0,)),
-            IncompleteName("a", (0,), (1, 2)),
-        ]
+        assert coordinator.step([[], [grad("b")]]) == [Run(grad("b"), (), 2)]
 
     def test_one_rank_agrees_with_itself(self) -> None:
         assert agree(grad()) == [Run(grad(), (), 0)]
@@ -156,7 +145,6 @@ class TestCoordinator:
         items = coordinator.step([[grad("b"), grad("c"), LeaveEngine()], [], []])
         assert items == [Run(grad("b"), (), 1), Left(1)]
         assert coordinator.step([[grad("b")], [grad("b")], [grad("b")]], used=[99]) == []
-        assert coordinator.waiting_names() == []
 
     def test_nonsense_breaks_the_world(self) -> None:
         with pytest.raises(ProtocolError, match="rank 1 has requested tensor 'grad' twice"):
