@@ -163,29 +163,6 @@ __all__ = [
     "world",
 ]
 
-_OPERATIONS = (
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_async",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_async",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
-    "stragglers",
-    "synchronize",
-)
-
 _OF_THE_PROCESS = (
     "add_process_set",
     "get_process_set_ids_and_ranks",
@@ -198,7 +175,7 @@ _OF_THE_PROCESS = (
     "stop_timeline",
 )
 
-_LAZY = {
+_LAZY = {  # all other names are operations of the engine
     "Checkpoints": "ronde.checkpoints",
     "Communicator": "ronde.comm.communicator",
     **dict.fromkeys(("is_initialized", "world"), "ronde.comm.world"),
@@ -207,7 +184,6 @@ _LAZY = {
     "ProcessSet": "ronde.engine.process_sets",
     "record": "ronde.process.record_errors",
     "run": "ronde.launch.callables",
-    **dict.fromkeys(_OPERATIONS, "ronde.engine.operations"),
     **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),
@@ -219,8 +195,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = importlib.import_module("importlib.metadata").version("ronde")
-    elif module := _LAZY.get(name):
-        value = getattr(importlib.import_module(module), name)
+    elif name in __all__:
+        value = getattr(importlib.import_module(_LAZY.get(name, "ronde.engine.operations")), name)
     else:
         raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
     globals()[name] = value
