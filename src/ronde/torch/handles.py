@@ -7,14 +7,14 @@ the result is copied back by the thread that waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ronde.errors import UsageError
 from ronde.torch.call import Call
-from ronde.torch.on_device import is_carried, start_on_device
+from ronde.torch.on_device import CompletedHandle, is_carried, start_on_device
 from ronde.types import Kind
 
 __all__ = [
@@ -87,7 +87,14 @@ def staged(call: Call, tensor: Any) -> Handle[Any]:
     # Only this operation uses the copy, so the result may overwrite it if it has the same shape.
     keeps_shape = call.kind is Kind.allreduce or call.kind is Kind.broadcast
     handle = call.submit(copy, copy if keeps_shape else None, tensor.device.type)
-    return _Moved(handle, tensor, call.in_place)
+
+    def finish(result: Any) -> Any:
+        if not call.in_place:
+            return result.to(tensor.device)
+        tensor.detach().copy_(result)
+        return tensor
+
+    return CompletedHandle(handle, finish)
 
 
 def copied(tensor: Any) -> Any:
@@ -100,32 +107,6 @@ def copied(tensor: Any) -> Any:
     there.record(torch.cuda.current_stream(tensor.device))
     there.synchronize()
     return copy
-
-
-class _Moved:
-    """A handle whose result goes to the device of the tensor: into the tensor itself, or a new one."""
-
-    def __init__(self, handle: Any, tensor: Any, in_place: bool) -> None:
-        self._handle = handle
-        self._tensor = tensor
-        self._in_place = in_place
-        self._result: Any = None
-
-    @property
-    def received_splits(self) -> Sequence[int]:
-        splits: Sequence[int] = self._handle.received_splits
-        return splits
-
-    def wait(self) -> Any:
-        if self._result is None:
-            result = self._handle.wait()
-            if self._in_place:
-                self._tensor.detach().copy_(result)
-            self._result = self._tensor if self._in_place else result.to(self._tensor.device)
-        return self._result
-
-    def done(self) -> bool:
-        return bool(self._handle.done())
 
 
 class Group:

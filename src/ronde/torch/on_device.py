@@ -15,7 +15,29 @@ from ronde.engine import engine
 from ronde.torch.call import Call
 from ronde.types import Average, DType, Kind, ReduceOp, Sum
 
-__all__ = ["is_carried", "start_on_device"]
+__all__ = ["CompletedHandle", "is_carried", "start_on_device"]
+
+
+class CompletedHandle:
+    """A handle whose result PyTorch completes, on the stream of the first thread that waits."""
+
+    def __init__(self, handle: Any, finish: Callable[[Any], Any]) -> None:
+        self._handle = handle
+        self._finish = finish
+        self._result: Any = None
+
+    @property
+    def received_splits(self) -> Sequence[int]:
+        splits: Sequence[int] = self._handle.received_splits
+        return splits
+
+    def wait(self) -> Any:
+        if self._result is None:
+            self._result = self._finish(self._handle.wait())
+        return self._result
+
+    def done(self) -> bool:
+        return bool(self._handle.done())
 
 
 def is_carried(call: Call, tensor: Any) -> bool:
@@ -27,7 +49,7 @@ def is_carried(call: Call, tensor: Any) -> bool:
     return engine(call.process_set).carries(call.kind, dtype, op, tensor.device)
 
 
-def start_on_device(call: Call, tensor: Any) -> _OnDevice:
+def start_on_device(call: Call, tensor: Any) -> CompletedHandle:
     """Submit the tensor without a copy in main memory; return its handle."""
     from ronde.backends.nccl import make_ready
 
@@ -59,29 +81,7 @@ def start_on_device(call: Call, tensor: Any) -> _OnDevice:
             tensor.detach().copy_(reduced)
         return tensor
 
-    return _OnDevice(handle, finish)
-
-
-class _OnDevice:
-    """A handle whose result PyTorch completes, on the stream of the first thread that waits."""
-
-    def __init__(self, handle: Any, finish: Callable[[Any], Any]) -> None:
-        self._handle = handle
-        self._finish = finish
-        self._result: Any = None
-
-    @property
-    def received_splits(self) -> Sequence[int]:
-        splits: Sequence[int] = self._handle.received_splits
-        return splits
-
-    def wait(self) -> Any:
-        if self._result is None:
-            self._result = self._finish(self._handle.wait())
-        return self._result
-
-    def done(self) -> bool:
-        return bool(self._handle.done())
+    return CompletedHandle(handle, finish)
 
 
 def _carried(tensor: Any, op: ReduceOp) -> ReduceOp:
