@@ -305,6 +305,8 @@ def test_an_iteration_continues_after_a_loss_with_the_same_bits(
 ) -> None:
     if cluster.capacity() is None:
         pytest.skip("an iteration takes as many tasks as the cluster tells")
+    # An earlier test may have killed a task, and with it a slot that its platform starts anew.
+    wait_for_capacity(cluster, SLOTS)
     lost, steps = tmp_path / "lost", tmp_path / "steps"
 
     def step(c: IterationStep) -> None:
