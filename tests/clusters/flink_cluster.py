@@ -96,7 +96,8 @@ class Flink:
         import pyflink
 
         home = Path(pyflink.__path__[0])
-        options = ("-Xmx160m", f"-Djava.io.tmpdir={self._folder}", "-cp", f"{home}/lib/*")
+        opened = "--add-opens=java.base/java.nio=ALL-UNNAMED"  # for Arrow, as in the configuration that Flink ships
+        options = ("-Xmx160m", opened, f"-Djava.io.tmpdir={self._folder}", "-cp", f"{home}/lib/*")
         command = ("java", *options, program, "--configDir", str(self._folder))
         with (self._folder / "log").open("ab") as log, engine_environment():
             environ = {**os.environ, "PYTHONPATH": str(ROOT)}  # functions of test modules

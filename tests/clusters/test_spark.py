@@ -424,6 +424,7 @@ def test_nothing_keeps_running_after_the_driver_is_killed(folder: Path) -> None:
 def test_the_program_of_the_page_runs(program: str, command: str, tmp_path: Path) -> None:
     outputs = {
         "TorchEstimator": "y__output",
+        "SparkEstimator": "|prediction|",
         "comqueue": "mean: 249.75",
         "ronde.ml": "(1, 2) (8, 2)",
         "ronde.spark.run": "[10.0, 10.0]",

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from ronde.comqueue.cluster_rows import FlinkRows, SparkRows
 from ronde.comqueue.columns import ColumnSelection, ColumnsOption
 from ronde.comqueue.parquet_rows import parquet_rows
 from ronde.comqueue.rows import LocatedRows, RowSource
-from ronde.comqueue.spark_rows import SparkRows
 from ronde.errors import UsageError
 from ronde.parquet.needs import need
 from ronde.parquet.reader import holds_numbers, to_array
 
-__all__ = ["ArrayRows", "read"]
+__all__ = ["ArrayRows", "is_flink_table", "read"]
 
 
 class ArrayRows:
@@ -54,7 +54,7 @@ def read(
             - the path or fsspec URL of a Parquet file, of a folder (all files named *.parquet below it), or a pattern
               such as `data/2024-*.parquet`; or a list of these, whose rows follow each other;
             - a table: of pandas, Polars, PyArrow, or another object with the Arrow C interface (`__arrow_c_stream__`);
-            - a Spark data frame, for tasks that run where its rows are: `on="spark"`;
+            - a Spark data frame or a Flink table, for tasks that run where its rows are: `on="spark"`, `on="flink:4"`;
             - an array: of NumPy, PyTorch (on the CPU), or another object that `numpy.asarray` takes; a SciPy matrix.
         columns: Which columns of files or of a table the step gets, and how. A list: a 2-d array of these columns;
             None: of all columns of numbers. A name: an array of the values of that column. A dict of these: several
@@ -63,7 +63,7 @@ def read(
             as `year=2024`, is a column if you name it.
         memory_limit: The number of bytes that the rows of a task may take. If they need more, each step reads them
             block by block, and gets them only as `c.blocks` (default: half of the free memory of the task's machine or
-            control group, divided by the number of tasks there). For files and Spark data frames.
+            control group, divided by the number of tasks there). For files, Spark data frames and Flink tables.
         options: Passed to fsspec's file system, such as `{"anon": True}` for S3 (default: none).
 
     Raises:
@@ -76,15 +76,22 @@ def read(
         raise UsageError(f"options={options!r} are for files, and the source is of type {_type(source)}")
     if hasattr(source, "mapInArrow"):
         return SparkRows(source, columns, memory_limit)
+    if is_flink_table(source):
+        return FlinkRows(source, columns, memory_limit)
     if memory_limit is not None:
         raise UsageError(
-            f"memory_limit is for files and Spark data frames, not for a {_type(source)} in memory"
+            f"memory_limit is for files, Spark data frames and Flink tables, not for a {_type(source)} in memory"
         )
     if hasattr(source, "__arrow_c_stream__"):
         return _table_rows(source, columns)
     if columns is not None:
         raise UsageError(f"columns={columns!r} needs names, and a source of type {_type(source)} has none")
     return _array_rows(source)
+
+
+def is_flink_table(source: Any) -> bool:
+    """Return whether the source is a table of PyFlink."""
+    return hasattr(source, "get_resolved_schema") and hasattr(source, "to_pandas")
 
 
 def _paths_in(source: Any) -> list[str]:

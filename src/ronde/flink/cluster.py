@@ -21,8 +21,11 @@ from py4j.protocol import Py4JJavaError
 from pyflink.common import Configuration, JobClient, Types
 from pyflink.datastream import StreamExecutionEnvironment
 from pyflink.java_gateway import get_gateway
+from pyflink.table import Table
+from pyflink.util.java_utils import get_field_value
 
 from ronde.errors import UsageError
+from ronde.flink.table_rows import add_slots, environment_of
 from ronde.flink.tasks import SlotFunction, describe_failure, root_cause
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
@@ -36,11 +39,11 @@ POLL_S = 0.2  # between questions whether the job has ended
 PAUSE_S = 1.0  # before a cancellation: a job whose tasks have ended is about to end, too
 ANSWER_S = 10  # for the JobManager to answer
 
-# Of each job. The element of a subtask is a bundle, which goes to its Python worker at once.
+TABLE_SETTINGS = {"restart-strategy.type": "none", "python.execution-mode": "process"}  # of each job
+# Without a table, also these. The element of a subtask is a bundle, which goes to its Python worker at once.
 SETTINGS = {
+    **TABLE_SETTINGS,
     "execution.runtime-mode": "STREAMING",
-    "restart-strategy.type": "none",
-    "python.execution-mode": "process",
     "python.fn-execution.bundle.size": "1",
 }
 
@@ -56,15 +59,30 @@ class FlinkCluster:
     capabilities = Capabilities(elastic=False, gang=True)
 
     def __init__(self, settings: Mapping[str, str] | None = None, requires_encryption: bool = False) -> None:
-        self._environment = _new_environment(settings or {})
-        java = self._environment._j_stream_execution_environment
-        java.getCheckpointConfig().disableCheckpointing()  # a blocked task takes no part in checkpoints
-        self._configuration = java.getConfiguration()
-        self._is_local = self._configuration.getString(TARGET, None) == LOCAL
+        self._requires_encryption = requires_encryption
+        self._table: tuple[Table, Sequence[str]] | None = None
+        self._use(_new_environment(settings or {}))
+        self._java.getCheckpointConfig().disableCheckpointing()  # a blocked task takes no part in checkpoints
         self._is_cancelled = threading.Event()  # the present request
         self._following: threading.Thread | None = None
+
+    def _use(self, environment: StreamExecutionEnvironment) -> None:
+        """Run jobs in this environment. Raises UsageError as `check_encryption` does."""
+        self._environment = environment
+        self._java = environment._j_stream_execution_environment
+        self._configuration = self._java.getConfiguration()
+        self._is_local = self._configuration.getString(TARGET, LOCAL) == LOCAL
         if not self._is_local:
-            check_encryption(self._addresses(), requires_encryption)
+            check_encryption(self._addresses(), self._requires_encryption)
+
+    def take_rows(self, table: Table, columns: Sequence[str]) -> None:
+        """Run tasks where the rows of a table are, in its environment, and give each of them some of these.
+
+        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`. Raises UsageError if the cluster of the
+        environment does not answer, or gets the job's key in the clear although it must not.
+        """
+        self._table = table, columns
+        self._use(environment_of(table))
 
     def capacity(self) -> Capacity | None:
         """Return the slots of all TaskManagers, and the free ones; None for a cluster in this process."""
@@ -122,9 +140,14 @@ class FlinkCluster:
         return capacity
 
     def _submit(self, tickets: Sequence[Ticket]) -> JobClient:
+        name = f"Ronde: {len(tickets)} workers"
+        if self._table is not None:
+            with _prepared_for_rows(self._java, len(tickets)):
+                add_slots(*self._table, tickets)
+                return self._environment.execute_async(name)
         stream = self._environment.from_collection([0], Types.INT()).broadcast()
         stream.process(SlotFunction(tickets), Types.INT()).set_parallelism(len(tickets)).name("agent")
-        return self._environment.execute_async(f"Ronde: {len(tickets)} workers")
+        return self._environment.execute_async(name)
 
     def _follow(self, job: JobClient, is_cancelled: threading.Event) -> None:
         """Wait until the job has ended. Cancel it when the cluster is cancelled, unless it is about to end."""
@@ -173,6 +196,36 @@ class FlinkCluster:
                     f"no Flink cluster answers at {where}: {root_cause(error)}; check execution.target, rest.address "
                     "and rest.port in Flink's settings"
                 ) from None
+
+
+@contextmanager
+def _prepared_for_rows(java: Any, parallelism: int) -> Iterator[None]:
+    """Prepare the environment of a user's table for one job of Ronde, and restore it."""
+    configuration = Configuration(j_configuration=java.getConfiguration())
+    before = configuration.to_dict()
+    parallelism_before, checkpoints = java.getParallelism(), java.getCheckpointConfig()
+    interval = checkpoints.getCheckpointInterval()
+    pending = get_field_value(java, "transformations")  # jobs that the user has not started
+    others = get_gateway().jvm.java.util.ArrayList(pending)
+    pending.removeAll(others)
+    for name, value in TABLE_SETTINGS.items():
+        configuration.set_string(name, value)
+    if configuration.get_string(TARGET, LOCAL) != LOCAL and JARS not in before:
+        configuration.set_string(JARS, _python_jars())
+    java.setParallelism(parallelism)
+    checkpoints.disableCheckpointing()
+    try:
+        yield
+    finally:
+        pending.removeAll(pending)
+        pending.addAll(others)
+        java.setParallelism(parallelism_before)
+        for name in (*TABLE_SETTINGS, JARS):
+            configuration.remove_config(name)
+            if name in before:
+                configuration.set_string(name, before[name])
+        if interval > 0:
+            checkpoints.setCheckpointInterval(interval)
 
 
 def _new_environment(settings: Mapping[str, str]) -> StreamExecutionEnvironment:

@@ -1,4 +1,4 @@
-"""The arguments of `fit` that name rows elsewhere: a path, a Spark data frame, columns."""
+"""The arguments of `fit` that name rows elsewhere: a path, a Spark data frame, a Flink table, columns."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import os
 from typing import Any
 
 from ronde.comqueue import LocatedRows, RowSource, read
+from ronde.comqueue.read import is_flink_table
 
 __all__ = ["as_rows", "check_in_memory"]
 
 
 def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
-    """Return X and the other arguments. If X is a path or a Spark data frame, or another argument is the name of a
-    column of X, then X becomes a source of rows with all of them as parts, and the others None.
+    """Return X and the other arguments. If X is a path, a Spark data frame or a Flink table, or another argument is the
+    name of a column of X, then X becomes a source of rows with all of them as parts, and the others None.
 
         X, y, sample_weight = as_rows(X, y=y, sample_weight=sample_weight)
 
-    The part X has all columns of numbers that are not named; of a Spark data frame all columns that
-    are not. Raises UsageError as `read` does, and ValueError.
+    The part X has all columns of numbers that are not named; of a Spark data frame or a Flink table all
+    columns that are not. Raises UsageError as `read` does, and ValueError.
     """
     names = {name: value for name, value in others.items() if isinstance(value, str)}
-    if not names and not isinstance(X, (str, os.PathLike)) and not hasattr(X, "mapInArrow"):
+    columns = _columns_on_cluster(X)
+    if not names and not isinstance(X, (str, os.PathLike)) and not columns:
         return X, *others.values()
     for name, value in others.items():
         if value is not None and name not in names:
@@ -28,10 +30,16 @@ def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
                 f"{name} is of type {type(value).__name__}, and the rows are those of a file or a table: give the "
                 "name of a column"
             )
-    features = None
-    if hasattr(X, "mapInArrow"):  # with vectors, which do not count as columns of numbers
-        features = [column for column in X.columns if column not in names.values()]
+    # With vectors and arrays, which do not count as columns of numbers.
+    features = [column for column in columns if column not in names.values()] or None
     return read(X, {"X": features, **names} if names else features), *(None for _ in others)
+
+
+def _columns_on_cluster(X: Any) -> list[str]:
+    """Return the columns of a Spark data frame or a Flink table; none of others."""
+    if hasattr(X, "mapInArrow"):
+        return list(X.columns)
+    return list(X.get_resolved_schema().get_column_names()) if is_flink_table(X) else []
 
 
 def check_in_memory(X: Any, method: str, remedy: str) -> None:
@@ -40,6 +48,11 @@ def check_in_memory(X: Any, method: str, remedy: str) -> None:
         raise ValueError(
             f"{method} needs rows in memory, and those of a Spark data frame are on the cluster: predict there, by "
             "ronde.ml.spark.SparkModel(model).transform(frame)"
+        )
+    if is_flink_table(X):
+        raise ValueError(
+            f"{method} needs rows in memory, and those of a Flink table are on the cluster: predict there, by a pandas "
+            "function of Flink that calls the model"
         )
     if isinstance(X, (str, os.PathLike, RowSource, LocatedRows)):
         raise ValueError(f"{method} needs rows in memory, and X is {X!r}: {remedy}")

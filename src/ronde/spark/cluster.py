@@ -65,7 +65,7 @@ class SparkCluster:
     def take_rows(self, frame: DataFrame) -> None:
         """Run tasks where the rows of a data frame are, and give each of them some of these.
 
-        The worker of a task finds them by `ronde.spark.frame_rows.ROWS`. Not for elastic jobs.
+        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`. Not for elastic jobs.
         """
         self._frame = frame
 

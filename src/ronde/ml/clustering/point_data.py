@@ -11,6 +11,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.comqueue.named_arrays import NamedArrays
+from ronde.comqueue.read import is_flink_table
 from ronde.ml.row_arguments import as_rows, check_in_memory
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
@@ -24,7 +25,7 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
 
     Raises ValueError and TypeError.
     """
-    if not reset and hasattr(X, "mapInArrow"):
+    if not reset and (hasattr(X, "mapInArrow") or is_flink_table(X)):
         check_in_memory(X, f"a prediction of {type(estimator).__name__}", "")
     X, sample_weight = as_rows(X, sample_weight=sample_weight)
     first = X.load(0, 1) if isinstance(X, RowSource) else None

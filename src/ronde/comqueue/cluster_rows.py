@@ -1,4 +1,4 @@
-"""Rows of a Spark data frame, for tasks that run where the rows are."""
+"""Rows of Spark data frames and Flink tables, for tasks that run where the rows are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ronde.comqueue.rows import RowSource
 from ronde.comqueue.task_group import TaskGroup
 from ronde.environment import environment
 from ronde.errors import UsageError
+from ronde.launch.driver.rows_file import ROWS
 from ronde.parquet.needs import need
 from ronde.parquet.reader import to_array
 from ronde.parquet.rows import Columns
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from ronde.launch.clusters.base import Cluster
 
-__all__ = ["SparkRows"]
+__all__ = ["FlinkRows", "SparkRows"]
 
 
 class SparkRows:
@@ -54,19 +55,51 @@ class SparkRows:
 
     def opener(self) -> Callable[[TaskGroup], RowSource]:
         """Return a function that each task calls for the rows that lie there. Can be pickled."""
-        return partial(_open_rows, self._selection, self._limit)
+        return partial(_open_rows, self._selection, self._limit, "the data frame")
 
 
-def _open_rows(selection: ColumnSelection, memory_limit: int | None, group: TaskGroup) -> RowSource:
-    from ronde.spark.frame_rows import ROWS
+class FlinkRows:
+    """The rows of a Flink table. `columns`, `memory_limit`: as of `read`.
 
-    pieces = _ArrowPieces(environment()[ROWS], f"the data frame on task {group.task_id}")
+    Raises UsageError for columns that are missing or hold no numbers.
+    """
+
+    def __init__(self, table: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
+        from ronde.flink.table_rows import check_columns, numeric_columns
+
+        names = list(table.get_resolved_schema().get_column_names())
+        self._selection = ColumnSelection(columns, numeric_columns(table), names, "the table")
+        check_columns(table, self._selection.names)
+        self._table, self._limit = table, memory_limit
+
+    def __repr__(self) -> str:
+        return f"<FlinkRows: {', '.join(self._selection.names)}>"
+
+    def place(self, cluster: Cluster) -> None:
+        """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not a Flink cluster."""
+        from ronde.flink.cluster import FlinkCluster
+
+        if not isinstance(cluster, FlinkCluster):
+            raise UsageError(
+                f"the rows of a Flink table are not on this cluster, {type(cluster).__name__}: use on='flink:N'"
+            )
+        cluster.take_rows(self._table, self._selection.names)
+
+    def opener(self) -> Callable[[TaskGroup], RowSource]:
+        """Return a function that each task calls for the rows that lie there. Can be pickled."""
+        return partial(_open_rows, self._selection, self._limit, "the table")
+
+
+def _open_rows(
+    selection: ColumnSelection, memory_limit: int | None, name: str, group: TaskGroup
+) -> RowSource:
+    pieces = _ArrowPieces(environment()[ROWS], f"{name} on task {group.task_id}")
     own, _ = next(pieces.read(range(min(pieces.num_rows, 1)), 1, 0), (None, ""))
     samples = [sample for sample in group.allgather_object(own) if sample is not None]
     if not samples:
-        raise UsageError("the data frame has no rows: expected at least one")
+        raise UsageError(f"{name} has no rows: expected at least one")
     selection.learn(samples[0])
-    return ColumnRows(pieces, selection, "the data frame", memory_limit)
+    return ColumnRows(pieces, selection, name, memory_limit)
 
 
 class _ArrowPieces:
