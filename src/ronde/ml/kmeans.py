@@ -251,7 +251,7 @@ class KMeans(CenterEstimator):
         runs = Runs(
             reader, self.n_clusters, start, self._run_count(start), self.max_iter, self.tol, self._seed()
         )
-        progress = self._progress(runs.number * self.max_iter, {"X": X})
+        progress = self._progress(runs.number * self.max_iter, {"X": X, "y": y})
         result = iterate(
             SingleThreadedStep(LloydStep(runs, progress)),
             data=data.rows,

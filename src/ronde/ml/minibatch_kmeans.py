@@ -128,7 +128,7 @@ class MiniBatchKMeans(CenterEstimator):
         self._check_rows(data)
         reader, size = PointReader(self.metric, data.dtype), min(self.batch_size, data.num_rows)
         most_steps = -(-self.max_iter * data.num_rows // size)
-        progress = self._progress(most_steps, {"X": X})
+        progress = self._progress(most_steps, {"X": X, "y": y})
         result = iterate(
             SingleThreadedStep(MiniBatchStep(self._batches(data, reader, size), progress)),
             data=data.rows,

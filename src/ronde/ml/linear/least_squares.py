@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep, iterate
-from ronde.ml.progress import Progress
+from ronde.ml.linear.linear_model import FitReport
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData
 
@@ -32,29 +32,33 @@ CHUNK = 1 << 17  # numbers of X that are centered at a time
 
 
 def least_squares(
-    data: TrainingData, alpha: float, fit_intercept: bool, on: Any, progress: Progress
+    data: TrainingData, alpha: float, fit_intercept: bool, on: Any, report: FitReport
 ) -> SimpleNamespace:
     """Return coefficients, shape (outputs, features), and intercepts, shape (outputs,), and the records of the steps.
 
-    They minimize the sum over rows of weight * (X w + b - y)^2, plus alpha * |w|^2.
+    They minimize the sum over rows of weight * (X w + b - y)^2, plus alpha * |w|^2. `report`: gets the record of each
+    step, and the coefficients with the intercepts as last column.
     """
     state = iterate(
-        SingleThreadedStep(_Refinement(alpha, fit_intercept, progress)),
+        SingleThreadedStep(_Refinement(alpha, fit_intercept, report)),
         data=data.rows,
         state={"means": None, "matrix": None, "coef": None, "history": []},
         max_iter=2 + REFINEMENTS,
         on=place_of(on, data.size),
     ).state
-    return SimpleNamespace(
-        coef=state.coef, intercept=state.means.y - state.coef @ state.means.X, history=state.history
-    )
+    return SimpleNamespace(coef=state.coef, intercept=_intercept(state), history=state.history)
+
+
+def _intercept(state: SimpleNamespace) -> Array:
+    intercept: Array = state.means.y - state.coef @ state.means.X
+    return intercept
 
 
 class _Refinement:
     """The step of the iteration."""
 
-    def __init__(self, alpha: float, fit_intercept: bool, progress: Progress) -> None:
-        self._alpha, self._fit_intercept, self._progress = alpha, fit_intercept, progress
+    def __init__(self, alpha: float, fit_intercept: bool, report: FitReport) -> None:
+        self._alpha, self._fit_intercept, self._report = alpha, fit_intercept, report
 
     def __call__(self, c: IterationStep) -> None:
         state = c.state
@@ -77,7 +81,8 @@ class _Refinement:
         correction = _solve(state.matrix, slope.T).T
         state.coef = state.coef - correction
         is_precise = np.abs(correction).max(initial=0.0) <= PRECISE * np.abs(state.coef).max(initial=0.0)
-        should_stop = c.task_id == 0 and self._progress(record)
+        intercept = _intercept(state)[:, None] if self._fit_intercept else np.empty((len(state.coef), 0))
+        should_stop = c.task_id == 0 and self._report(record, np.hstack([state.coef, intercept]))
         c.stop_if(is_precise or should_stop)
 
 

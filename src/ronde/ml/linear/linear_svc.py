@@ -14,7 +14,7 @@ from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.class_targets import ClassSigns, with_class_numbers
 from ronde.ml.linear.linear_model import LinearClassifier, split_weights
 from ronde.ml.losses import SquaredHingeLoss
-from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective
+from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, OptimizerResult
 from ronde.ml.training_data import training_data
 
 __all__ = ["LinearSVC"]
@@ -101,14 +101,19 @@ class LinearSVC(LinearClassifier):
         optimizer = (OWLQN if is_l1 else LBFGS)(self.max_iter, self.tol)
         numbers = [1] if len(self.classes_) == 2 else range(len(self.classes_))
         start = np.zeros(data.num_features + self.fit_intercept)
-        results = [
-            self._minimize(
-                optimizer, objective, data.mapped(ClassSigns(number)), start, progress, _no_attributes
-            )
-            for number in numbers
-        ]
-        w = np.stack([result.w for result in results])
-        self.coef_, self.intercept_ = split_weights(w, self.fit_intercept, data.dtype)
+        results: list[OptimizerResult] = []
+
+        def attributes_of(*present: Array) -> Mapping[str, Any]:
+            """Return coefficients of 0 for classes that have none yet. `present`: weights of the class at work."""
+            ws = [*(result.w for result in results), *present]
+            ws += [start] * (len(numbers) - len(ws))
+            coef, intercept = split_weights(np.stack(ws), self.fit_intercept, data.dtype)
+            return {"coef_": coef, "intercept_": intercept}
+
+        for number in numbers:
+            rows = data.mapped(ClassSigns(number))
+            results.append(self._minimize(optimizer, objective, rows, start, progress, attributes_of))
+        self._set(attributes_of())
         self.n_iter_ = max(1, *(result.n_iter for result in results))
         records = [
             {"class": number, **record}
@@ -117,8 +122,3 @@ class LinearSVC(LinearClassifier):
         ]
         self._end_fit(progress, records)
         return self
-
-
-def _no_attributes(_: Array) -> Mapping[str, Any]:
-    """Return none: before the end of the fit, only the coefficients of some classes are known."""
-    return {}

@@ -19,6 +19,7 @@ from ronde.ml.linear.batch_perceptron import PerceptronSearch, PerceptronStep
 from ronde.ml.linear.class_targets import with_class_numbers
 from ronde.ml.linear.column_scaling import ColumnScaling, column_scaling, no_scaling
 from ronde.ml.linear.linear_model import FitReport, LinearClassifier, split_weights
+from ronde.ml.progress import Progress
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData, training_data
 
@@ -97,8 +98,9 @@ class Perceptron(LinearClassifier):
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
         data, classes = with_class_numbers(data, self.class_weight)
         scaling = column_scaling(data, self.fit_intercept, self.on)
-        search = self._search(data, classes, scaling, self.max_iter, is_new=not self.warm_start)
+        search, progress = self._search(data, classes, scaling, self.max_iter, is_new=not self.warm_start)
         self._set(self._attributes(classes, scaling.for_rows(search.best), data.dtype))
+        self._end_fit(progress, search.history)
         if len(search.history) == self.max_iter and not search.has_ended(self.n_iter_no_change):
             warnings.warn(
                 f"Perceptron has not converged in {self.max_iter} steps: raise max_iter, or lower "
@@ -129,8 +131,9 @@ class Perceptron(LinearClassifier):
         known = self._known_classes(classes, is_first)
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True, reset=is_first)
         data, known = with_class_numbers(_among(known, data), self.class_weight)
-        search = self._search(data, known, no_scaling(data.num_features), 1, is_new=False)
+        search, progress = self._search(data, known, no_scaling(data.num_features), 1, is_new=False)
         self._set(self._attributes(known, search.w, data.dtype))
+        self._end_fit(progress, search.history)
         return self
 
     def _known_classes(self, classes: Any, is_first: bool) -> Array:
@@ -148,8 +151,8 @@ class Perceptron(LinearClassifier):
 
     def _search(
         self, data: TrainingData, classes: Array, scaling: ColumnScaling, max_iter: int, is_new: bool
-    ) -> PerceptronSearch:
-        """Take steps; set `n_iter_` and `history_`. `is_new`: whether to start from 0."""
+    ) -> tuple[PerceptronSearch, Progress]:
+        """Take steps; set `n_iter_`. `is_new`: whether to start from 0."""
         if not data.total_weight > 0:
             raise ValueError(f"the weights of all rows add up to {data.total_weight}: expected a sum above 0")
         numbers = np.array([1]) if len(classes) == 2 else np.arange(len(classes))
@@ -170,8 +173,7 @@ class Perceptron(LinearClassifier):
             on=place_of(self.on, data.size),
         ).state.search
         self.n_iter_ = len(search.history)
-        self._end_fit(progress, search.history)
-        return search
+        return search, progress
 
     def _attributes(self, classes: Array, w: Array, dtype: Any) -> Mapping[str, Any]:
         coef, intercept = split_weights(w, self.fit_intercept, dtype)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.ml.linear.least_squares import least_squares
-from ronde.ml.linear.linear_model import LinearModel, float_targets, split_weights
+from ronde.ml.linear.linear_model import FitReport, LinearModel, float_targets, split_weights
 from ronde.ml.losses import SquaredLoss
 from ronde.ml.optimizers import LBFGS, LinearObjective
 from ronde.ml.training_data import training_data
@@ -34,7 +34,8 @@ def fit_squares(model: LinearModel, X: Any, y: Any, sample_weight: Any, alpha: f
 
     if data.num_features <= MOST_COLUMNS:
         progress = model._progress(None, data.for_callbacks)
-        found = least_squares(data, alpha, model.fit_intercept, model.on, progress)
+        report = FitReport(progress, lambda w: attributes_of(w if outputs else w[0]))
+        found = least_squares(data, alpha, model.fit_intercept, model.on, report)
         coef, intercept = found.coef.astype(data.dtype), found.intercept.astype(data.dtype)
         model.coef_ = coef if outputs else coef[0]
         model.intercept_ = intercept if outputs else float(intercept[0])

@@ -1,0 +1,73 @@
+"""What scikit-learn's checks do not cover, for all estimators of `ronde.ml`."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+
+from sklearn.base import is_classifier
+from sklearn.callback import ScoringMonitor
+from sklearn.callback._callback_context import _cached_signature
+
+import ronde.ml
+from ronde.ml import ESTIMATORS, load
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(200, 4)) + 3 * rng.integers(0, 3, size=(200, 1))
+Y = X @ [1.0, -2.0, 0.5, 3.0] + rng.normal(size=200)
+CLASSES = np.digitize(Y, np.quantile(Y, [0.3, 0.7]))
+
+every_estimator = pytest.mark.parametrize("name", sorted(ESTIMATORS))
+
+
+def made(name: str) -> tuple[Any, Any]:
+    """Return an estimator, and its y."""
+    model = getattr(ronde.ml, name)()
+    return model, CLASSES if is_classifier(model) else Y
+
+
+def score(estimator: Any, X: Any, y: Any) -> dict[str, float]:
+    return {"score": float(estimator.score(X, y))}
+
+
+@every_estimator
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_scikit_learns_monitor_gets_a_score_after_each_step(name: str) -> None:
+    monitor = ScoringMonitor(scoring=score)
+    model, y = made(name)
+    model.set_callbacks(monitor).fit(X, y)
+    scores = [row["score"] for row in monitor.get_logs().data if row["task_name"] == "step"]
+    assert len(scores) == len(model.history_) > 0
+    assert np.isfinite(scores).all()
+    assert scores[-1] == pytest.approx(model.score(X, y), rel=1e-3)
+    _cached_signature.cache_clear()  # scikit-learn's cache keeps the monitor, and that its socket
+    del monitor, model
+    gc.collect()
+
+
+@every_estimator
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_the_history_has_a_plot(name: str) -> None:
+    matplotlib = pytest.importorskip("matplotlib", reason="Matplotlib is not installed here")
+    matplotlib.use("agg")
+    model, y = made(name)
+    history = model.fit(X, y).history_
+    (line,) = history.plot().lines
+    assert line.get_ydata().tolist() == [record["loss"] for record in history]
+
+
+@every_estimator
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_loaded_estimator_predicts_the_same(name: str, tmp_path: Path) -> None:
+    model, y = made(name)
+    model.fit(X, y).save(tmp_path / "model")
+    other = load(tmp_path / "model")
+    assert vars(other).keys() >= {key for key in vars(model) if key.endswith("_")}
+    assert np.array_equal(other.predict(X), model.predict(X))
+    assert other.history_ == model.history_
