@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +272,11 @@ def test_an_exception_ends_the_job_and_the_next_one_runs(cluster: Cluster) -> No
     assert run(cluster, lambda: os.environ["RANK"]) == ["0", "1"]
 
 
-def kill_task() -> None:
-    """Kill the process of the cluster that runs this worker's agent."""
+def task_killer() -> Callable[[], None]:
+    """Return a function that kills the process of the cluster that runs this worker's agent.
+
+    It travels as a whole: a host that the test reaches by ssh does not find this module.
+    """
 
     def parent(pid: int) -> int:
         with open(f"/proc/{pid}/stat") as file:
@@ -283,13 +286,18 @@ def kill_task() -> None:
         with open(f"/proc/{pid}/cmdline") as file:
             return "agent_main" in file.read()
 
-    pid = os.getppid()
-    while not is_agent(pid):  # a template, from which the worker was forked
-        pid = parent(pid)
-    os.kill(parent(pid), signal.SIGKILL)
+    def kill_task() -> None:
+        pid = os.getppid()
+        while not is_agent(pid):  # a template, from which the worker was forked
+            pid = parent(pid)
+        os.kill(parent(pid), signal.SIGKILL)
+
+    return kill_task
 
 
 def test_a_lost_task_ends_the_job(cluster: Cluster) -> None:
+    kill_task = task_killer()
+
     def lose_the_task() -> None:
         if os.environ["RANK"] == "0":
             kill_task()
@@ -307,7 +315,7 @@ def test_an_iteration_continues_after_a_loss_with_the_same_bits(
         pytest.skip("an iteration takes as many tasks as the cluster tells")
     # An earlier test may have killed a task, and with it a slot that its platform starts anew.
     wait_for_capacity(cluster, SLOTS)
-    lost, steps = tmp_path / "lost", tmp_path / "steps"
+    lost, steps, kill_task = tmp_path / "lost", tmp_path / "steps", task_killer()
 
     def step(c: IterationStep) -> None:
         if c.task_id == 1:
