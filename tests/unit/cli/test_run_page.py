@@ -9,6 +9,7 @@ import pytest
 
 from ronde.cli.run_arguments import OPTIONS
 from ronde.cli.run_page import HOROVODRUN, TORCHRUN, update
+from ronde.settings import Settings
 
 PAGE = Path(__file__).parents[3] / "docs/launcher.md"
 
@@ -40,3 +41,16 @@ def names_of(actions: object) -> set[str]:
 
 def test_horovodruns_options_are_here() -> None:
     assert {option.name for option in OPTIONS} >= HOROVODRUN
+
+
+def test_defaults_in_the_help_of_settings_are_those_of_the_settings() -> None:
+    numbers = {
+        "RONDE_CACHE_CAPACITY": Settings().cache_capacity,
+        "RONDE_FUSION_BYTES": Settings().fusion_bytes >> 20,
+        "RONDE_LINGER": Settings().linger_ns // 10**6,
+        "RONDE_STALL_SHUTDOWN": Settings().stall_shutdown_ns // 10**9,
+    }
+    for option in OPTIONS:
+        if option.variable in numbers and (found := re.search(r"\(default: (\d+)\)", option.help)):
+            assert int(found[1]) == numbers.pop(option.variable), option.names
+    assert numbers == {}
