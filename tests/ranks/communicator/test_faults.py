@@ -301,15 +301,19 @@ def test_a_stopped_rank_is_waited_for(transport: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_for_a_minute_is_waited_for() -> None:
-    """Much longer than RONDE_PEER_TIMEOUT and all keepalives."""
+def test_a_rank_that_is_stopped_for_long_is_waited_for() -> None:
+    """Much longer than RONDE_PEER_TIMEOUT, from which keepalives follow: 15 s to 2 s."""
+
+    def patient(transport: str) -> dict[str, str]:
+        return environ(transport, RONDE_PEER_TIMEOUT="2")
+
     with (
-        ranks.start(reduce_for, 2, 60.0, 32, environ=environ("auto")) as busy,
-        ranks.start(reduce_for, 2, 60.0, 32, environ=environ("tcp")) as busy_on_tcp,
-        ranks.start(sleep_for, 2, 50.0, environ=environ("auto")) as idle,
-        ranks.start(sleep_for, 2, 50.0, environ=environ("tcp")) as idle_on_tcp,
+        ranks.start(reduce_for, 2, 15.0, 32, environ=patient("auto")) as busy,
+        ranks.start(reduce_for, 2, 15.0, 32, environ=patient("tcp")) as busy_on_tcp,
+        ranks.start(sleep_for, 2, 12.0, environ=patient("auto")) as idle,
+        ranks.start(sleep_for, 2, 12.0, environ=patient("tcp")) as idle_on_tcp,
     ):
-        stop_for(60.0, [busy, busy_on_tcp, idle, idle_on_tcp])
+        stop_for(15.0, [busy, busy_on_tcp, idle, idle_on_tcp])
 
 
 def come_late() -> Told:
