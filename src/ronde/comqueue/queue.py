@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from ronde.comqueue.checkpointing import CheckpointRule
@@ -165,9 +166,9 @@ class IterativeComQueue(ComQueue):
         Raises:
             UsageError: It is not.
         """
-        if not isinstance(max_iter, int) or max_iter < 1:
+        if not isinstance(max_iter, Integral) or max_iter < 1:
             raise UsageError(f"max_iter={max_iter!r} is invalid: expected a whole number above 0")
-        self._max_iter = max_iter
+        self._max_iter = int(max_iter)  # NumPy's integers count, too
         return self
 
     def set_compare_criterion_of_node0(

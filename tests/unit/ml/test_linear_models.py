@@ -121,6 +121,15 @@ def test_a_warm_start_continues() -> None:
     assert model.fit(X, THREE).n_iter_ < first / 2
 
 
+@pytest.mark.parametrize(
+    "name", ["Lasso", "LogisticRegression", "LinearSVC", "Perceptron", "KMeans", "MiniBatchKMeans"]
+)
+def test_a_number_of_steps_may_come_from_an_array(name: str) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    model = getattr(ronde.ml, name)(max_iter=np.arange(100, 200, 100)[0]).fit(X, X[:, 0] > 0)
+    assert 1 <= model.n_iter_ <= 100
+
+
 def test_a_fit_that_has_not_converged_warns() -> None:
     with pytest.warns(
         ConvergenceWarning, match=r"LogisticRegression has not converged in 2 steps.*max_iter \(2\)"
