@@ -127,7 +127,7 @@ class MiniBatchKMeans(CenterEstimator):
         data = point_data(self, X, sample_weight)
         self._check_rows(data)
         reader, size = PointReader(self.metric, data.dtype), min(self.batch_size, data.num_rows)
-        most_steps = -(-self.max_iter * data.num_rows // size)
+        most_steps = max(1, self.max_iter * data.num_rows // size)
         progress = self._progress(most_steps, {"X": X, "y": y})
         result = iterate(
             SingleThreadedStep(MiniBatchStep(self._batches(data, reader, size), progress)),
@@ -139,7 +139,7 @@ class MiniBatchKMeans(CenterEstimator):
         )
         self._set_centers(result.state.centers, result.state.counts)
         self.n_steps_ = result.steps
-        self.n_iter_ = -(-result.steps * size // data.num_rows)
+        self.n_iter_ = -(-result.steps * int(size) // data.num_rows)
         self.inertia_ = result.outputs[0][1]
         self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
         self._end_fit(progress, result.state.records)

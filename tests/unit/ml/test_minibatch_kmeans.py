@@ -67,6 +67,12 @@ def test_an_end_by_tol_or_by_patience_or_by_max_iter() -> None:
     assert 3 < MiniBatchKMeans(**params, max_no_improvement=3).fit(X).n_steps_ < 300
 
 
+def test_no_more_rows_are_read_than_max_iter_allows() -> None:
+    model = MiniBatchKMeans(3, batch_size=30, max_iter=10, max_no_improvement=None, random_state=0)
+    model.fit(some_points(100))
+    assert (model.n_steps_, model.n_iter_) == (33, 10)  # a 34th batch would read 1,020 rows
+
+
 def test_rows_come_little_by_little() -> None:
     X = some_points()
     model = MiniBatchKMeans(6, init=X[[0, 1, 2, 3, 5, 17]])  # one row of each cluster
