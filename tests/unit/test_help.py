@@ -59,11 +59,14 @@ def missing_in(doc: str, parameters: list[str]) -> list[str]:
     [
         ("ronde", None),
         ("ronde.comqueue", None),
+        ("ronde.launch.callables", None),
         ("ronde.launch.clusters.base", None),
         ("ronde.ml.losses", None),
         ("ronde.ml.optimizers", None),
         ("ronde.ml", "sklearn"),
         ("ronde.parquet", "torch"),
+        ("ronde.testing.faults", None),
+        ("ronde.testing.linearizability", None),
         ("ronde.torch", "torch"),
     ],
 )

@@ -125,7 +125,11 @@ class Recorder:
 
 
 def history(events: Iterable[Event]) -> list[Operation]:
-    """Return the calls of the events, in any order."""
+    """Return the calls that the events describe. Raises no error.
+
+    Args:
+        events: what the recorders of all clients have told, in any order.
+    """
     made: dict[tuple[str, int], Event] = {}
     answered: dict[tuple[str, int], Event] = {}
     for event in events:
@@ -148,9 +152,18 @@ def exercise(
     names: Sequence[str] = ("a", "b"),
     without: Iterable[str] = (),
 ) -> list[Operation]:
-    """Make random calls with each of the clients, in threads, but none of those methods; return the history.
+    """Make random calls with each of the clients, in threads, and return the history. Raises no error.
+
+        check(exercise([store, store.fork()], seed=0))
 
     No two values are equal.
+
+    Args:
+        stores: the clients, each of which gets a thread.
+        seed: determines which calls the clients make.
+        calls: the number of calls of each client; a client that loses the store makes fewer.
+        names: the names of the keys and queues.
+        without: methods that the clients must not call.
     """
     events: list[Event] = []
     recorders = [Recorder(store, f"client {index}", events.append) for index, store in enumerate(stores)]
@@ -271,9 +284,15 @@ def _step(state: State, operation: Operation, places: list[int]) -> State | None
 
 
 def check(operations: Iterable[Operation]) -> None:
-    """Raise NotLinearizableError unless there is an order of the calls that explains all answers.
+    """Check that an order of the calls explains all answers.
 
     At first the names have no value. The time grows with the number of overlapping calls, not with that of all calls.
+
+    Args:
+        operations: the calls, in any order, as `history` and `exercise` return them.
+
+    Raises:
+        NotLinearizableError: no order explains the answers; the error shows the calls at which the search fails.
     """
     for group in _groups(list(operations)):
         _search(group)
