@@ -14,9 +14,14 @@ from numpy.typing import NDArray
 __all__ = ["Buffers"]
 
 LARGE = 1 << 16  # bytes; smaller arrays are not kept
-UNUSED = (
-    3  # references to a kept buffer: of the list, of the variable below, and of the argument of getrefcount
-)
+
+
+def _references(buffers: list[NDArray[np.uint8]]) -> list[int]:
+    return [sys.getrefcount(buffer) for buffer in buffers]
+
+
+# The references to a buffer that only a list has. It is counted here because it depends on the version of Python.
+UNUSED = _references([np.empty(0, np.uint8)])[0]
 
 
 class Buffers:
@@ -30,7 +35,7 @@ class Buffers:
         num_bytes = size * dtype.itemsize
         if num_bytes < LARGE:
             return np.empty(size, dtype)
-        unused = [buffer for buffer in self._kept if sys.getrefcount(buffer) == UNUSED]
+        unused = [buffer for buffer, count in zip(self._kept, _references(self._kept)) if count == UNUSED]
         for buffer in unused:
             if buffer.nbytes == num_bytes:
                 return buffer.view(dtype)
