@@ -21,6 +21,8 @@ GROWING = {
     "spark.dynamicAllocation.maxExecutors": "2",
     "spark.cores.max": "8",
 }
+# Otherwise Spark gives both tasks to the first executor if the second one is late.
+BOTH_EXECUTORS = {"spark.scheduler.minRegisteredResourcesRatio": "1.0"}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,8 @@ def test_a_job_grows_from_no_executors_and_outlives_one_and_gets_gpus(
 )
 @on("ipv4")
 def test_the_driver_may_be_behind_a_nat(spark: StandaloneSpark) -> None:
-    places, messages = spark.drive_behind_nat("places", {"spark.ronde.driver.port": str(PORTS[2])})
+    settings = {"spark.ronde.driver.port": str(PORTS[2]), **BOTH_EXECUTORS}
+    places, messages = spark.drive_behind_nat("places", settings)
     assert [place[:2] for place in places] == [[0, 2], [1, 2]]
     assert {place[2] for place in places} <= set(DIRECT.values())
     assert "all 2 tasks have registered" in messages
@@ -68,6 +71,6 @@ def test_the_driver_may_be_behind_a_nat(spark: StandaloneSpark) -> None:
 
 @on("ipv6")
 def test_hosts_with_ipv6_only(spark: StandaloneSpark) -> None:
-    places, _ = spark.drive("places", {})
+    places, _ = spark.drive("places", BOTH_EXECUTORS)
     assert [place[:2] for place in places] == [[0, 2], [1, 2]]
     assert {f"[{place[2]}]" for place in places} <= {spark.address(1), spark.address(2)}
