@@ -86,6 +86,8 @@ def init(
             0, 1, lambda mine: [mine], "world", deadline_ns
         )
     else:
+        if (wish.rank, wish.size, wish.store) == (None, None, None):  # the world of the launcher
+            uncaught.announce_joining(identity.size)
         _process.world = _join(identity, identity.meeting, wanted, deadline_ns)
 
 

@@ -3,7 +3,8 @@ r"""Decides about the workers of one run, from their start until the last one is
 Rules
 
 1. If every worker ends with exit code 0, so does the job, without a message. One that does so while others run has no
-   effect: ranks that still need it learn of its departure from each other.
+   effect: ranks that still need it learn of its departure from each other, if they have met. But if another worker has
+   begun to join the world (`ronde.init`) more often, it waits in vain, and the worker that ended has failed.
 2. The first worker to fail is the cause: its exit code is the job's (128 + signal for a killed worker). A worker that
    fails because it lost a peer is the cause only until another worker fails for another reason. If two failed workers
    tell when they raised their exceptions, the earlier exception is the cause, whichever worker ends first. A worker has
@@ -58,6 +59,7 @@ __all__ = [
     "InterruptGroup",
     "NotStarted",
     "Policy",
+    "WorkerJoins",
     "WorkerLeft",
     "WorkerRaised",
     "SetGroupTimer",
@@ -144,6 +146,13 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True)
+class WorkerJoins:
+    """The worker begins to join the world of all ranks. It cannot have joined before all of them have begun."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class Vacated:
     """The last process of an exited worker's group is gone."""
 
@@ -174,6 +183,7 @@ Event = (
     Started
     | NotStarted
     | WorkerRaised
+    | WorkerJoins
     | WorkerLeft
     | Exited
     | Vacated
@@ -253,6 +263,8 @@ class Worker:
     raised_ns: int = 0
     raised: str = ""  # the exception that it announced
     has_left: bool = False  # the other ranks
+    joins: int = 0  # how often it has begun to join the world
+    missed_by: tuple[int, ...] = ()  # the ranks that wait for it, although it has ended with exit code 0
     signum: int = 0  # the last signal that it got from the supervisor while its process ran
     problem: str = ""  # why it could not start
 
@@ -274,12 +286,15 @@ class Worker:
     @property
     def failed_by_itself(self) -> bool:
         """Whether it failed before the supervisor sent it a signal."""
-        return bool(self.raised) or (self.returncode not in (None, 0) and not self.signum)
+        return bool(self.raised or self.missed_by) or (self.returncode not in (None, 0) and not self.signum)
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, or minus the signal that killed it; 1 if it raised and then ended with 0 or by a signal."""
-        if self.raised and (self.signum or not self.returncode):
+        """Its exit code, or minus the signal that killed it.
+
+        1 if it raised and then ended with 0 or by a signal, or if others wait for it in vain.
+        """
+        if self.missed_by or (self.raised and (self.signum or not self.returncode)):
             return UNCAUGHT
         return self.returncode or 0
 
@@ -297,6 +312,10 @@ class Worker:
         who = f"rank {self.rank} (pid {self.pid})"
         if self.raised and (self.signum or not self.returncode):
             return f"{who} raised {self.raised} {took}"
+        if self.missed_by:
+            calling = "calling ronde.init() again" if self.joins else "calling ronde.init()"
+            waiting = f"{name_ranks(self.missed_by)} wait{'s' if len(self.missed_by) == 1 else ''}"
+            return f"{who} ended with exit code 0 {took} without {calling}, where {waiting} for it"
         if self.returncode is None:
             return f"{who} still runs"
         if self.returncode >= 0:
@@ -351,13 +370,13 @@ class WorkerGroup:
                 effects = self._not_started(now_ns, event)
             case WorkerRaised():
                 effects = self._raised(now_ns, event)
-            case WorkerLeft():
-                effects = self._left(event)
+            case WorkerJoins() | WorkerLeft():
+                effects = self._noted(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
             case Vacated():
                 self.workers[event.rank].leftovers = False
-                effects = []
+                effects = self._check_joins(now_ns)
             case InterruptGroup():
                 effects = self._interrupted(now_ns, event.signum)
             case StopGroup():
@@ -386,9 +405,29 @@ class WorkerGroup:
         worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
         return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
 
-    def _left(self, event: WorkerLeft) -> list[Effect]:
-        if worker := self.workers.get(event.rank):
+    def _noted(self, now_ns: int, event: WorkerJoins | WorkerLeft) -> list[Effect]:
+        worker = self.workers.get(event.rank)
+        if worker is None:
+            return []
+        if isinstance(event, WorkerLeft):
             worker.has_left = True
+            return []
+        worker.joins += 1
+        return self._check_joins(now_ns)
+
+    def _check_joins(self, now_ns: int) -> list[Effect]:
+        """Fail a worker that has ended with exit code 0, and for which others wait in `ronde.init`."""
+        if self._phase != GroupPhase.RUNNING:
+            return []
+        for worker in self.workers.values():
+            if worker.gone and worker.returncode == 0 and not worker.raised:
+                worker.missed_by = tuple(
+                    rank
+                    for rank, other in sorted(self.workers.items())
+                    if other.returncode is None and other.joins > worker.joins
+                )
+                if worker.missed_by:
+                    return self._failed_by_itself(now_ns, worker)
         return []
 
     def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
@@ -406,7 +445,7 @@ class WorkerGroup:
         if self._phase < GroupPhase.STOPPING and self._only_leftovers():
             if self._phase < GroupPhase.GRACE or now_ns + LEAVING_NS < self._deadline_ns:
                 return effects + self._enter(GroupPhase.GRACE, now_ns, LEAVING_NS)
-        return effects
+        return effects or self._check_joins(now_ns)
 
     def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
         if self._failed not in (None, worker) and not worker.causes(self._failed):
@@ -459,6 +498,8 @@ class WorkerGroup:
             assert self._failed is not None
             waited = f"{round((now_ns - self._failed.ended_ns) / 1e9, 1):g} s"
             what = f"raised {self._failed.raised}" if self._failed.is_ending else "failed"
+            if self._failed.missed_by:
+                what = "ended"
             return self._stop(
                 now_ns, self._asking, f"still running {waited} after rank {self._failed.rank} {what}"
             )

@@ -6,7 +6,8 @@ to other ranks early. Those ranks fail, end sooner, and would look like the caus
 All workers of a launcher share one pipe. The variable `_RONDE_UNCAUGHT` holds its descriptor, device and inode, so a
 process that inherits the variable without the descriptor does not write to another file of that number. A worker first
 writes its error file, then its rank and `raised` into the pipe. Before it leaves the other ranks it writes `left`: they
-may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`).
+may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`). Before it waits for the others in
+`ronde.init` it writes `joins` and the number of ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "Announcements",
     "announce_departure",
     "announce_exception",
+    "announce_joining",
     "announce_uncaught",
     "mark_recorded",
 ]
@@ -33,11 +35,15 @@ _VARIABLE = "_RONDE_UNCAUGHT"
 _READ_BYTES = 4096
 
 
+What = Literal["raised", "left", "joins"]
+
+
 class Announcement(NamedTuple):
-    """A worker has raised an exception that nothing catches, or leaves the other ranks."""
+    """A worker has raised an exception that nothing catches, leaves the other ranks, or joins them: `size` in all."""
 
     rank: int
-    what: Literal["raised", "left"]
+    what: What
+    size: int = 0
 
 
 class Announcements:
@@ -58,18 +64,29 @@ class Announcements:
 
     def read(self) -> list[Announcement]:
         """Return what workers have announced since the last call."""
-        *lines, self._rest = (self._rest + os.read(self._fd, _READ_BYTES)).split(b"\n")
-        found: list[Announcement] = []
-        for line in lines:
-            rank, _, what = line.partition(b" ")
-            if rank.isdigit():
-                found.append(Announcement(int(rank), "raised" if what == b"raised" else "left"))
-        return found
+        content = self._rest
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(
+                self._fd, _READ_BYTES
+            ):  # all, so that it is known before the end of a worker
+                content += piece
+        *lines, self._rest = content.split(b"\n")
+        return [found for line in lines if (found := _parse(line.decode(errors="replace")))]
 
     def close(self) -> None:
         """Close both ends."""
         os.close(self._fd)
         os.close(self.worker_fd)
+
+
+def _parse(line: str) -> Announcement | None:
+    """Return the announcement of a line, None if it is none."""
+    match line.split(" "):
+        case [rank, ("raised" | "left") as what] if rank.isdecimal():
+            return Announcement(int(rank), what)
+        case [rank, "joins", size] if rank.isdecimal() and size.isdecimal():
+            return Announcement(int(rank), "joins", int(size))
+    return None
 
 
 def _identify(fd: int) -> str:
@@ -123,11 +140,16 @@ def announce_departure() -> None:
         _announce("left")
 
 
-def _announce(what: Literal["raised", "left"]) -> None:
+def announce_joining(size: int) -> None:
+    """Tell the launcher that this process will wait for the other ranks of its world, `size` in all."""
+    _announce("joins", f" {size}")
+
+
+def _announce(what: What, details: str = "") -> None:
     fd = _descriptor()
     if fd is not None:
         with contextlib.suppress(OSError):
-            os.write(fd, f"{environment().get('RANK', '')} {what}\n".encode())
+            os.write(fd, f"{environment().get('RANK', '')} {what}{details}\n".encode())
 
 
 def mark_recorded(error: BaseException) -> None:

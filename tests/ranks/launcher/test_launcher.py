@@ -327,6 +327,15 @@ def test_survivors_are_ended_and_may_clean_up(launcher: Launcher) -> None:
     assert "ronde: rank 0 was ended by the launcher\n" in err
 
 
+def test_a_rank_that_ends_before_the_others_have_joined_has_failed(launcher: Launcher) -> None:
+    code, _, err = launcher.run_script(
+        2, "if rank == 1: sys.exit(0)\nimport ronde\nronde.init()\nprint('never')"
+    )
+    assert code == 1
+    assert "ronde: rank 1 (pid" in err
+    assert "without calling ronde.init(), where rank 0 waits for it\n" in err
+
+
 @pytest.mark.slow
 def test_stubborn_survivors_are_killed(launcher: Launcher) -> None:
     code, _, err = launcher.run_script(

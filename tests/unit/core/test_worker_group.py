@@ -23,6 +23,7 @@ from ronde.core.worker_group import (
     StopGroup,
     Vacated,
     WorkerGroup,
+    WorkerJoins,
     WorkerLeft,
     WorkerRaised,
     name_ranks,
@@ -133,6 +134,41 @@ def test_a_worker_that_has_left_and_blames_a_peer_has_no_more_time() -> None:
         story.at(1, WorkerRaised(rank, "PeerLostError", blames_peer=True))
         story.at(1, WorkerLeft(rank))
     assert story.at(1.1, Exited(1, 1, blames_peer=True)) == ["timer at 4.1"]
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_a_worker_has_failed_that_ends_and_never_joins_the_others(ends_first: bool) -> None:
+    story = Story(3)
+    events: list[Event] = [Exited(1, 0), WorkerJoins(0)]
+    assert story.at(1, events[not ends_first]) == []
+    assert story.at(1, events[ends_first]) == ["timer at 4"]
+    assert story.at(2, WorkerJoins(2)) == []
+    assert story.at(4, GroupTimer()) == ["signal 15 to ranks 0, 2", "timer at 9"]
+    assert story.reason == "still running 3 s after rank 1 ended"
+    story.at(5, Exited(0, -SIGTERM))
+    assert story.at(5, Exited(2, -SIGTERM)) == ["finish 1 because of 1"]
+    assert story.reason == (
+        "rank 1 (pid 101) ended with exit code 0 after 1.0 s without calling ronde.init(), where rank 0 waits for it"
+    )
+
+
+def test_a_worker_may_end_as_soon_as_it_has_joined_the_others() -> None:
+    story = Story(2)
+    for rank in 0, 1:
+        story.at(1, WorkerJoins(rank))
+    story.at(2, WorkerLeft(1))
+    assert story.at(2, Exited(1, 0)) == []
+    assert story.at(3, WorkerJoins(0)) == ["timer at 6"], "a second time it waits in vain"
+    story.at(4, Exited(0, 1))
+    assert "without calling ronde.init() again, where rank 0 waits for it" in story.reason
+
+
+def test_a_process_that_a_worker_leaves_behind_may_join_in_its_place() -> None:
+    story = Story(2)
+    story.at(1, WorkerJoins(0))
+    assert story.at(2, Exited(1, 0, leftovers=True)) == []
+    assert story.at(3, WorkerJoins(1)) == []
+    assert story.at(4, Vacated(1)) == []
 
 
 def test_who_blames_a_peer_stands_in_for_a_cause_that_never_comes() -> None:
@@ -367,11 +403,13 @@ def test_who_is_told_from_outside_may_take_longer(signum: int, given_s: int) -> 
 
 def random_event(choose: random.Random, running: set[int], left: set[int]) -> Event:
     """Something that can happen while these ranks run and those have left processes behind; often nothing."""
-    kind = choose.choice(["raise", "leave", "exit", "vacate", "interrupt", "nothing", "nothing"])
+    kind = choose.choice(["raise", "join", "leave", "exit", "vacate", "interrupt", "nothing", "nothing"])
     if kind == "raise" and running:
         return WorkerRaised(
             choose.choice(sorted(running)), "ValueError", choose.random() < 0.5, choose.randrange(9)
         )
+    if kind == "join" and running:
+        return WorkerJoins(choose.choice(sorted(running)))
     if kind == "leave" and running:
         return WorkerLeft(choose.choice(sorted(running)))
     if kind == "exit" and running:

@@ -28,6 +28,7 @@ from ronde.core.worker_group import (
     StopGroup,
     Vacated,
     WorkerGroup,
+    WorkerJoins,
     WorkerLeft,
     WorkerRaised,
     name_ranks,
@@ -108,14 +109,17 @@ class Supervisor:
         self._step_group(StopGroup(reason, at_once))
 
     def note_announcement(self, announcement: Announcement) -> None:
-        """Note that a worker has an uncaught exception, or has left the other ranks."""
+        """Note that a worker has an uncaught exception, has left the other ranks, or joins them."""
         rank = announcement.rank
         if rank not in self._outputs:
             return
-        if announcement.what == "raised":
-            self._note_exception(rank)
-        else:
-            self._step_group(WorkerLeft(rank))
+        match announcement.what:
+            case "raised":
+                self._note_exception(rank)
+            case "left":
+                self._step_group(WorkerLeft(rank))
+            case "joins" if str(announcement.size) == self._plan.workers[0].environment["WORLD_SIZE"]:
+                self._step_group(WorkerJoins(rank))  # not a world that the program has made up
 
     def _note_exception(self, rank: int) -> None:
         for stream in self._streams[rank]:
