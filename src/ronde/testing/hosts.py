@@ -36,7 +36,11 @@ Result = TypeVar("Result")
 
 @functools.cache
 def require() -> str:
-    """Return why this process cannot make hosts, or "" if it can."""
+    """Return why this process cannot make hosts, or "" if it can.
+
+    Raises:
+        Nothing.
+    """
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -51,9 +55,18 @@ def require() -> str:
 
 
 class Hosts:
-    """`count` hosts that reach each other by IPv4 and IPv6; for use in a `with` statement.
+    """Hosts that reach each other by IPv4 and IPv6; for use in a `with` statement.
 
-    `rate` (as `tc` reads it: "1gbit") limits what each host can send. Raises UsageError where `require` gives a reason.
+        with Hosts(2, ranks_per_host=2) as two:
+            two.run(program)
+
+    Args:
+        count: The number of hosts, 1 to 9.
+        ranks_per_host: The number of ranks that `start` and `run` put on each host (1).
+        rate: The limit of what each host can send, as `tc` reads it: "1gbit" (None: no limit).
+
+    Raises:
+        UsageError: A number is out of range, or `require` gives a reason.
     """
 
     def __init__(self, count: int, ranks_per_host: int = 1, rate: str | None = None) -> None:
@@ -87,28 +100,69 @@ class Hosts:
         self._undo.close()
 
     def command(self, host: int) -> tuple[str, ...]:
-        """Return the beginning of a command line that runs on this host."""
+        """Return the beginning of a command line that runs on a host.
+
+            subprocess.run([*two.command(1), "ping", "-c1", two.ipv4(0)])
+
+        Args:
+            host: The number of the host, from 0.
+
+        Raises:
+            Nothing.
+        """
         return ("ip", "netns", "exec", self._name(host))
 
     def processes(self, host: int) -> list[int]:
-        """Return the ids of the processes that run on this host now."""
+        """Return the ids of the processes that run on a host now.
+
+        Args:
+            host: The number of the host, from 0.
+
+        Raises:
+            subprocess.CalledProcessError: The command `ip` fails, for example outside of the `with` block.
+        """
         return [int(pid) for pid in _ip("netns", "pids", self._name(host)).split()]
 
     def ipv4(self, host: int) -> str:
-        """Return the host's IPv4 address; that of the machine itself for SWITCH."""
+        """Return the host's IPv4 address.
+
+        Args:
+            host: The number of the host, from 0; `SWITCH` (254) for the machine itself.
+
+        Raises:
+            Nothing.
+        """
         number = os.getpid() % 512  # 198.18.0.0/15 is reserved for tests of networks
         return f"198.{18 + number // 256}.{number % 256}.{host + 1 if host != SWITCH else SWITCH}"
 
     def ipv6(self, host: int) -> str:
-        """Return the host's IPv6 address; that of the machine itself for SWITCH."""
+        """Return the host's IPv6 address.
+
+        Args:
+            host: The number of the host, from 0; `SWITCH` (254) for the machine itself.
+
+        Raises:
+            Nothing.
+        """
         return f"fd72:6f6e:6465:{os.getpid() % 65536:x}::{host + 1:x}"
 
     def store_address(self, ipv6: bool = False) -> str:
-        """Return an address, with port 0, at which all hosts reach a store of this process."""
+        """Return an address, with port 0, at which all hosts reach a store of this process.
+
+        Args:
+            ipv6: Return an IPv6 address (default: IPv4).
+
+        Raises:
+            Nothing.
+        """
         return f"tcp:[{self.ipv6(SWITCH)}]:0" if ipv6 else f"tcp:{self.ipv4(SWITCH)}:0"
 
     def places(self) -> list[Place]:
-        """Return a place for each rank, host by host."""
+        """Return a place for each rank, host by host, for `ranks.start`.
+
+        Raises:
+            Nothing.
+        """
         places = []
         for host in range(self.count):
             for local_rank in range(self.ranks_per_host):
@@ -124,7 +178,19 @@ class Hosts:
     def start(
         self, fn: Callable[..., Any], *args: Any, environ: Mapping[str, str] | None = None, ipv6: bool = False
     ) -> Job:
-        """Start `fn(*args)` on all ranks of all hosts; see `ranks.start`. They meet by IPv4, or by IPv6."""
+        """Start `fn(*args)` on all ranks of all hosts and return the job, to be used in a `with` statement.
+
+        Args:
+            fn: As of `ranks.run`.
+            args: As of `ranks.run`.
+            environ: Variables for all ranks, in addition to those of this process (default: none).
+            ipv6: Let the ranks meet by IPv6 (default: by IPv4).
+
+        Raises:
+            UsageError: The function cannot be imported by other processes, or nothing can listen for the ranks, for
+                example outside of the `with` block.
+            OSError: A process cannot be started.
+        """
         places, address = self.places(), self.store_address(ipv6)
         return start(fn, len(places), *args, environ=environ, places=places, store_address=address)
 
@@ -136,22 +202,54 @@ class Hosts:
         ipv6: bool = False,
         timeout_s: float = 120.0,
     ) -> list[Result]:
-        """Call `fn(*args)` on all ranks of all hosts and return the results; see `ranks.run`."""
+        """Call `fn(*args)` on all ranks of all hosts and return the results in the order of ranks.
+
+        Args:
+            fn: As of `ranks.run`.
+            args: As of `ranks.run`.
+            environ: As of `start`.
+            ipv6: As of `start`.
+            timeout_s: How long the call waits for the results, in seconds (120).
+
+        Raises:
+            RemoteError: A rank failed (`.rank`, `.traceback_text`).
+            TimeoutError: A rank was still busy after `timeout_s`. The error has the stacks of such ranks.
+            UsageError, OSError: As of `start`.
+        """
         with self.start(fn, *args, environ=environ, ipv6=ipv6) as job:
             return job.results(timeout_s)
 
     def disconnect(self, host: int) -> None:
-        """Pull the host's cable: frames are lost without an error."""
+        """Pull the host's cable: frames are lost without an error.
+
+        Args:
+            host: The number of the host, from 0.
+
+        Raises:
+            subprocess.CalledProcessError: The command `ip` fails, for example outside of the `with` block.
+        """
         _ip("link", "set", self._name(host), "nomaster")
 
     def reconnect(self, host: int) -> None:
-        """Plug the cable in again."""
+        """Plug the host's cable in again.
+
+        Args:
+            host: The number of the host, from 0.
+
+        Raises:
+            subprocess.CalledProcessError: The command `ip` fails, for example outside of the `with` block.
+        """
         _ip("link", "set", self._name(host), "master", self._switch)
 
     def block(self, sender: int, receiver: int) -> None:
-        """Lose all frames from one host to the other without an error; the other direction works.
+        """Lose all frames from one host to another without an error; the other direction works.
 
-        Either may be SWITCH, the machine itself.
+        Args:
+            sender: The number of the host whose frames are lost, from 0; `SWITCH` (254) for the machine itself.
+            receiver: The number of the host that does not get them; likewise.
+
+        Raises:
+            subprocess.CalledProcessError: The command `ip` fails, for example outside of the `with` block.
         """
         # Frames go to a hardware address that no interface has.
         for address in self._addresses(receiver):
@@ -159,13 +257,30 @@ class Hosts:
             _ip(*self._inside(sender), "neigh", "replace", address, *nowhere)
 
     def unblock(self, sender: int, receiver: int) -> None:
-        """Let frames from one host reach the other again."""
+        """Let frames from one host reach another again.
+
+        Args:
+            sender: As of `block`.
+            receiver: As of `block`.
+
+        Raises:
+            subprocess.CalledProcessError: This direction is not blocked.
+        """
         for address in self._addresses(receiver):
             _ip(*self._inside(sender), "neigh", "delete", address, "dev", self._interface(sender))
 
     @contextlib.contextmanager
     def delayed(self, host: int, delay_ms: int) -> Iterator[None]:
-        """Delay all frames from and to the host, for the length of a `with` block."""
+        """Delay all frames from and to the host, for the length of a `with` block.
+
+        Args:
+            host: The number of the host, from 0.
+            delay_ms: The delay in each direction, in milliseconds.
+
+        Raises:
+            subprocess.CalledProcessError: The command `ip` fails, for example outside of the `with` block.
+            RuntimeError: The program that delays the frames has failed.
+        """
         name, ends = self._name(host), (f"{self._name(host)}a", f"{self._name(host)}b")
         with contextlib.ExitStack() as undo:
             _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])

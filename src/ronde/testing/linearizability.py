@@ -49,7 +49,17 @@ class CallOutcome(Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """A call was made, or answered: the call is the client's `number`-th."""
+    """A call was made, or answered.
+
+    Attributes:
+        client: The name of the client.
+        number: Which of the client's calls it is, from 1.
+        at_ns: When, by `time.monotonic_ns()`.
+        method: The method of `Store`; "" for an answer.
+        arguments: Its arguments without a timeout; empty for an answer.
+        answer: What the method returned, or a `CallOutcome`; UNKNOWN for a call.
+        is_answer: Whether the call was answered, not made (False).
+    """
 
     client: str
     number: int
@@ -62,7 +72,16 @@ class Event:
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of a method of `Store`. Without an answer, `returned_ns` is None."""
+    """One call of a method of `Store`.
+
+    Attributes:
+        client: The name of the client.
+        method: The name of the method.
+        arguments: Its arguments without a timeout.
+        invoked_ns: When the call was made, by `time.monotonic_ns()`.
+        returned_ns: When it was answered; None without an answer.
+        answer: What the method returned, or a `CallOutcome`; UNKNOWN without an answer.
+    """
 
     client: str
     method: str
@@ -93,6 +112,11 @@ class Recorder:
     It has the methods that a history may contain: set, get, add, compare_set, delete_key, append, check, multi_get,
     multi_set, queue_push, queue_pop and queue_len. They return the answer or a `CallOutcome`; after UNKNOWN (the store
     was lost during the call) use another client.
+
+    Args:
+        store: The client's store, which no other client uses: one that `fork` returned.
+        client: A name that is unique in the history.
+        tell: Takes each event at once, such as `events.append`.
     """
 
     def __init__(self, store: Store, client: str, tell: Callable[[Event], object]) -> None:

@@ -51,7 +51,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank runs: the beginning of its command line, and its part of the environment."""
+    """Where one rank runs.
+
+        Place(("ip", "netns", "exec", "host-1"), {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1"})
+
+    Attributes:
+        prefix: The first words of the rank's command line; the words that start Python follow (default: none).
+        environ: Variables of this rank, such as LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK (default: none).
+    """
 
     prefix: tuple[str, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +66,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a rank ended: `value` is its result, `error` (None: it succeeded) the exception or the cause of its death."""
+    """How a rank ended.
+
+    Attributes:
+        rank: The rank.
+        value: The function's result; None if the rank failed.
+        error: The function's exception, or a RemoteError if the process died or the exception cannot be pickled; None
+            if the rank succeeded.
+        traceback_text: The traceback of the exception, or how the process died; "" if the rank succeeded.
+    """
 
     rank: int
     value: Any = None
@@ -76,8 +91,23 @@ def run(
 ) -> list[Result]:
     """Call `fn(*args)` on n ranks of this machine and return the results in the order of ranks.
 
-    `fn` is found by its module and name in fresh interpreters, so it must not be a lambda or an inner function; its
-    arguments and results are pickled. `environ` is added to the environment. Raises what `Job.results` raises.
+        assert ranks.run(program, 4, 10) == [40, 40, 40, 40]
+
+    No rank is left when it returns or raises.
+
+    Args:
+        fn: A function that other processes can import by its module and name, so no lambda or inner function. Its
+            result is pickled.
+        n: The number of ranks, at least 1.
+        args: The arguments of the function, the same on all ranks; they are pickled.
+        environ: Variables for all ranks, in addition to those of this process (default: none).
+        timeout_s: How long the call waits for the results, in seconds (120).
+
+    Raises:
+        RemoteError: A rank failed (`.rank`, `.traceback_text`).
+        TimeoutError: A rank was still busy after `timeout_s`. The error has the stacks of all threads of such ranks.
+        UsageError: The function cannot be imported by other processes, `n` is below 1, or this process is a rank that
+            imports the program.
     """
     with start(fn, n, *args, environ=environ) as job:
         return job.results(timeout_s)
@@ -93,8 +123,22 @@ def start(
 ) -> Job:
     """Start `fn(*args)` on n ranks and return the job, to be used in a `with` statement.
 
-    `places` (one per rank) puts the ranks into other networks, from which they reach `store_address`
-    (`tcp:host:port`). Raises UsageError if `fn` has no name that other processes can import.
+        with ranks.start(program, 2) as job:
+            faults.kill(job.pids[1])
+            outcomes = job.outcomes()
+
+    Args:
+        fn: As of `run`.
+        n: As of `run`.
+        args: As of `run`.
+        environ: As of `run`. These variables override those of `places`.
+        places: Where the ranks run, one place for each rank, such as those of `Hosts.places` (default: this machine).
+        store_address: Where this process serves the store in which the ranks meet: `unix:...` or `tcp:host:port`, port
+            0 for any free one (default: a Unix socket, which ranks in other networks do not reach).
+
+    Raises:
+        UsageError: As of `run`; or the number of places is not `n`, or nothing can listen at `store_address`.
+        OSError: A process cannot be started.
     """
     refuse_while_importing()
     if n < 1:
@@ -110,7 +154,17 @@ def start(
 
 
 def template(*modules: str) -> contextlib.closing[Template]:
-    """Return a context of a process that imports these modules, for `copies_of`. Leaving it ends the process."""
+    """Return a context of a process that imports modules, for `copies_of`. Leaving it ends the process.
+
+        with ranks.template("torch") as process, ranks.copies_of(process):
+            ranks.run(program, 4)  # PyTorch is imported once
+
+    Args:
+        modules: The names of the modules.
+
+    Raises:
+        OSError: The process cannot be started. If a module cannot be imported, the ranks are new interpreters.
+    """
     command = [*_COMMAND, "ronde.testing"]
     return contextlib.closing(Template(command, _environment({}), ["ronde.testing.worker", *modules]))
 
@@ -122,6 +176,12 @@ def copies_of(template: Template) -> Iterator[None]:
     Some ranks are new interpreters even so: those in other networks, those whose environment differs in variables that
     an interpreter or a library reads at its start, and all ranks if the imports do not allow copies (because they start
     threads, for example).
+
+    Args:
+        template: What `template` returns, opened by `with`.
+
+    Raises:
+        Nothing.
     """
     before, _This.template = _This.template, template
     try:
@@ -150,7 +210,7 @@ def _local_place(rank: int, n: int) -> Place:
 
 
 class Job:
-    """Running ranks. Leaving its `with` block kills those that still live."""
+    """Running ranks, which `start` returns. Leaving its `with` block kills those that still live."""
 
     def __init__(
         self,
@@ -194,7 +254,14 @@ class Job:
     def told(self, rank: int, timeout_s: float = 120.0) -> Any:
         """Wait for the next value that the rank has sent by `tell` and return it.
 
-        Raises RemoteError if the rank ends before, TimeoutError after `timeout_s` seconds.
+        Args:
+            rank: The rank.
+            timeout_s: How long the call waits, in seconds (120).
+
+        Raises:
+            RemoteError: The rank ended before, by success or failure (`.rank`, `.traceback_text`).
+            TimeoutError: No value came within `timeout_s`. The error has the stacks of the ranks that were busy, and
+                they have ended.
         """
         it = self._ranks[rank]
         self._wait(lambda: bool(it.told) or it.outcome is not None, timeout_s)
@@ -205,7 +272,12 @@ class Job:
     def outcomes(self, timeout_s: float = 120.0) -> list[Outcome]:
         """Wait until every rank has ended, by success or failure, and return how, in the order of ranks.
 
-        Raises TimeoutError after `timeout_s` seconds.
+        Args:
+            timeout_s: How long the call waits, in seconds (120).
+
+        Raises:
+            TimeoutError: A rank was still busy after `timeout_s`. The error has the stacks of such ranks, and they have
+                ended.
         """
         self._wait(lambda: all(rank.ended for rank in self._ranks), timeout_s)
         return [rank.outcome for rank in self._ranks if rank.outcome is not None]
@@ -213,8 +285,14 @@ class Job:
     def results(self, timeout_s: float = 120.0) -> list[Any]:
         """Wait until every rank has returned and return the values, in the order of ranks.
 
-        Raises RemoteError with rank and traceback as soon as one fails (the cause, where others fail because of it),
-        TimeoutError after `timeout_s` seconds.
+        Args:
+            timeout_s: How long the call waits, in seconds (120).
+
+        Raises:
+            RemoteError: A rank failed (`.rank`, `.traceback_text`). If others failed because of it, this is the cause.
+                The remaining ranks run until the end of the `with` block.
+            TimeoutError: A rank was still busy after `timeout_s`. The error has the stacks of such ranks, and they have
+                ended.
         """
         self._wait(lambda: bool(self._failures()) or all(rank.ended for rank in self._ranks), timeout_s)
         if self._failures():

@@ -63,7 +63,11 @@ Host *
 
 @functools.cache
 def require() -> str:
-    """Return why hosts with ssh cannot be made here, or "" if they can."""
+    """Return why hosts with ssh cannot be made here, or "" if they can.
+
+    Raises:
+        Nothing.
+    """
     if reason := hosts.require():
         return reason
     if not os.path.exists(SERVER):
@@ -76,7 +80,20 @@ def require() -> str:
 class SshServers:
     """One server on each host, whose name is host-INDEX; for use in a `with` statement, which also ends open sessions.
 
-    `environ` is set in all sessions. Raises UsageError where `require` gives a reason.
+        with Hosts(3) as three, SshServers(three) as servers:
+            subprocess.run([servers.client, three.ipv4(0), "hostname"])  # prints host-0
+
+    Args:
+        world: The hosts, in their `with` block.
+        environ: Variables of all sessions (default: none).
+
+    Attributes:
+        client: The path of the client, which knows the keys of all hosts.
+        bin: The folder with the client, for PATH.
+        folder: The temporary folder with keys, configuration and logs.
+
+    Raises:
+        UsageError: `require` gives a reason.
     """
 
     def __init__(self, world: Hosts, environ: Mapping[str, str] | None = None) -> None:
@@ -105,7 +122,14 @@ class SshServers:
         self._undo.close()
 
     def start(self, host: int) -> None:
-        """Start the server of a host, and wait until it listens."""
+        """Start the server of a host, and wait until it listens. The `with` statement has started all of them once.
+
+        Args:
+            host: The number of the host, from 0.
+
+        Raises:
+            RuntimeError: The server has ended, or does not listen within 20 s. The error has its log.
+        """
         os.makedirs("/run/sshd", exist_ok=True)  # sshd requires it
         script = 'hostname "$1" && exec "$2" -D -e -f "$3"'
         with open(self.folder / f"log-{host}", "ab") as log:
@@ -131,13 +155,27 @@ class SshServers:
                 time.sleep(0.01)
 
     def stop(self, host: int) -> None:
-        """Stop the server; open sessions stay."""
+        """Stop the server of a host; open sessions stay.
+
+        Args:
+            host: The number of the host, from 0.
+
+        Raises:
+            KeyError: The server does not run.
+        """
         server = self._servers.pop(host)
         server.terminate()
         server.wait()
 
     def change_key(self, host: int) -> None:
-        """Give the host another key than the one that the client knows, from the next `start` on."""
+        """Give the host another key than the one that the client knows, from the next `start` on.
+
+        Args:
+            host: The number of the host, from 0.
+
+        Raises:
+            subprocess.CalledProcessError: `ssh-keygen` fails.
+        """
         self._make_key(f"host-{host}")
 
     def _known_as(self, host: int) -> str:

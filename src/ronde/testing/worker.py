@@ -61,9 +61,13 @@ class FunctionRaised:
 
 
 def tell(value: object = None) -> None:
-    """Send a picklable value to the process that started this rank, which reads it by `Job.told(rank)`.
+    """Send a value to the process that started this rank, which reads it by `Job.told(rank)`.
 
-    Raises UsageError outside of a rank started by `ronde.testing.ranks`.
+    Args:
+        value: Any object that can be pickled (None).
+
+    Raises:
+        UsageError: This process is not a rank that `ronde.testing.ranks` has started.
     """
     if _ThisRank.connection is None:
         raise UsageError("tell() works only in a rank that ronde.testing.ranks has started")
@@ -80,7 +84,18 @@ def refuse_while_importing() -> None:
 
 
 def run_script(path: str, *arguments: str) -> None:
-    """Run a Python script as `python path arguments...` does; to be started on ranks. Exit code 0 counts as success."""
+    """Run a Python script as `python path arguments...` does; to be started on ranks. Exit code 0 counts as success.
+
+        ranks.run(ranks.run_script, 2, "train.py", "--epochs", "3")
+
+    Args:
+        path: The path of the script.
+        arguments: The words after it in the command line.
+
+    Raises:
+        SystemExit: The script exits with another code than 0.
+        Exception: Any other exception of the script.
+    """
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
