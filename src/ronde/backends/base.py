@@ -29,11 +29,18 @@ __all__ = ["Backend", "DeviceBackend", "Patience", "BackendContext"]
 class BackendContext:
     """The ranks that a backend serves, and their limits.
 
-    `members`: by rank here, its rank in the job. `hosts`: the name of each rank's host; `local_rank`: this rank's
-    number among those of its host. `address`: the numeric address that this host offers to others. `purpose`: a text
-    that is the same on all ranks and used once. `store`: the job's store, where the ranks can meet; None if there is
-    one rank. `timeout_ns`: how long an operation may wait (0: for ever); `start_timeout_ns`: how long `open` may wait.
-    `has_failed`: returns whether the world has failed.
+    Attributes:
+        rank: This rank, from 0.
+        size: The number of ranks.
+        members: For each rank here, its rank in the job.
+        hosts: For each rank, the name of its host.
+        local_rank: This rank's number among those of its host, from 0.
+        address: The numeric address that this host offers to others.
+        purpose: A text that is the same on all ranks and used once, for names in the store.
+        store: The job's store, where the ranks can meet; None if there is one rank.
+        timeout_ns: How long an operation may wait, in nanoseconds; 0: for ever.
+        start_timeout_ns: How long `open` may wait, in nanoseconds.
+        has_failed: Returns whether the world has failed.
     """
 
     rank: int
@@ -49,12 +56,28 @@ class BackendContext:
     has_failed: Callable[[], bool]
 
     def patience(self, operation: str) -> Patience:
-        """Return the patience for an operation that begins now."""
+        """Return the patience for an operation that begins now.
+
+        Args:
+            operation: The name of the operation, for errors, such as "allreduce".
+
+        Raises:
+            Nothing.
+        """
         return Patience(self, operation)
 
 
 class Patience:
-    """Limits the wait for one operation."""
+    """Limits the wait for one operation, which begins with this object.
+
+        patience = self.place.patience("allreduce")
+        while not request.is_done():
+            patience.check()
+
+    Args:
+        place: The ranks and their limits.
+        operation: The name of the operation, for errors.
+    """
 
     def __init__(self, place: BackendContext, operation: str) -> None:
         self._place = place
@@ -63,11 +86,16 @@ class Patience:
 
     @property
     def waited_ns(self) -> int:
-        """The time since the operation began."""
+        """The time since the operation began, in nanoseconds."""
         return time.monotonic_ns() - self._began_ns
 
     def check(self) -> None:
-        """Raise PeerError if the world has failed, TimeoutError after `timeout_ns`."""
+        """Return if the operation may wait on. Call it every few milliseconds while it waits.
+
+        Raises:
+            PeerError: The world has failed.
+            TimeoutError: The operation has waited for `BackendContext.timeout_ns`.
+        """
         place = self._place
         if place.has_failed():
             raise PeerError(f"the world has failed during {self._operation}")
@@ -80,6 +108,17 @@ class Backend(ABC):
     """A backend on one rank. Arrays are contiguous and have one axis.
 
     A third party registers a subclass under the entry point group `ronde.backends`.
+
+    All ranks call `missing` and `claim`; if none of them lacks anything, all call `open`, then the same collectives in
+    the same order, from any thread, one at a time, and at last `close`. An array is one of NumPy with one axis, or for
+    a `DeviceBackend` what `view` returns. An exception in a collective fails the world, on every rank.
+
+    Args:
+        place: The ranks that the backend serves, and their limits.
+
+    Attributes:
+        name: The name of the backend in the setting `backends`.
+        place: As given.
     """
 
     name: ClassVar[str]
@@ -89,61 +128,163 @@ class Backend(ABC):
 
     @abstractmethod
     def missing(self) -> str | None:
-        """Return why this rank cannot take part, as a clause; None if it can. The call does not wait for other
-        ranks.
+        """Return why this rank cannot take part, as a clause such as "PyTorch cannot be imported"; None if it can.
+
+        The call does not wait for other ranks.
+
+        Raises:
+            Nothing.
         """
 
     def claim(self) -> str:
-        """Return the name of a resource that this rank cannot share with other ranks, or ""."""
+        """Return the name of a resource that this rank cannot share with other ranks, such as a GPU, or "".
+
+        Ranks that claim the same name cannot use the backend. Called if `missing` has returned None.
+
+        Raises:
+            Nothing.
+        """
         return ""
 
     @abstractmethod
     def open(self) -> None:
-        """Connect with the other ranks. All ranks call it, after `missing` has returned None on each."""
+        """Connect with the other ranks. All ranks call it, after `missing` has returned None on each.
+
+        Raises:
+            TimeoutError: The others did not connect within `BackendContext.start_timeout_ns`.
+            Exception: Any other reason. It fails the world, on every rank.
+        """
 
     @abstractmethod
     def close(self, failed: bool) -> None:
-        """Release all resources. `failed`: the other ranks may be gone, or in the middle of an operation."""
+        """Release all resources. Collectives that still run must not write to their memory any more, if possible.
+
+        Args:
+            failed: The other ranks may be gone, or in the middle of an operation: do not wait for them.
+
+        Raises:
+            Nothing.
+        """
 
     @abstractmethod
     def is_enabled(self, kind: Kind, dtype: DType, op: ReduceOp) -> bool:
-        """Return whether the backend carries this operation. Reductions come only in the forms of `numbers`."""
+        """Return whether the backend carries an operation. The answer depends on the arguments alone.
+
+        Args:
+            kind: The operation.
+            dtype: The type of the elements. Reductions come only in the forms of `ronde.backends.numbers`, such as Sum
+                of float32, or in those of `DeviceBackend`.
+            op: The reduction; without effect for other operations.
+
+        Raises:
+            Nothing.
+        """
 
     @abstractmethod
     def allreduce(self, x: Any, out: Any, op: ReduceOp) -> None:
-        """Reduce `x` of all ranks into `out`, which may be `x` itself."""
+        """Reduce the arrays of all ranks, element by element; each rank gets the result.
+
+        Args:
+            x: This rank's array, of any length; the same length and dtype on all ranks.
+            out: Receives the result, of the same length and dtype; it may be `x` itself.
+            op: A reduction for which `is_enabled` is true.
+
+        Raises:
+            PeerError, TimeoutError: As of `Patience.check`.
+            Exception: Any error of the library. It fails the world, on every rank.
+        """
 
     @abstractmethod
     def reducescatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> None:
-        """Reduce `x` of all ranks; `out` receives this rank's share. `counts`: the elements of every rank's share."""
+        """Reduce the arrays of all ranks, and give each rank a share of the result, in the order of ranks.
+
+        Args:
+            x: This rank's array of `sum(counts)` elements.
+            out: Receives this rank's share, `counts[rank]` elements. In the host's memory it does not overlap `x`.
+            counts: The number of elements of every rank's share; 0 is possible.
+            op: A reduction for which `is_enabled` is true.
+
+        Raises:
+            PeerError, TimeoutError: As of `Patience.check`.
+            Exception: Any error of the library. It fails the world, on every rank.
+        """
 
     @abstractmethod
     def allgather(self, x: Any, out: Any, sizes: Sequence[int]) -> None:
-        """Concatenate the bytes of all ranks. `sizes`: of each rank, in bytes."""
+        """Concatenate the bytes of all ranks, in the order of ranks.
+
+        Args:
+            x: This rank's array of `sizes[rank]` bytes.
+            out: Receives `sum(sizes)` bytes. In the host's memory it does not overlap `x`.
+            sizes: The number of bytes of every rank; some may be 0, but not all.
+
+        Raises:
+            PeerError, TimeoutError: As of `Patience.check`.
+            Exception: Any error of the library. It fails the world, on every rank.
+        """
 
     @abstractmethod
     def broadcast(self, data: Any, root: int) -> None:
-        """Copy the bytes of rank `root` to every rank, in place."""
+        """Copy the bytes of a rank to every rank, in place.
+
+        Args:
+            data: An array of bytes, of the same length on all ranks and not empty.
+            root: The rank whose bytes the others get.
+
+        Raises:
+            PeerError, TimeoutError: As of `Patience.check`.
+            Exception: Any error of the library. It fails the world, on every rank.
+        """
 
     @abstractmethod
     def alltoall(self, x: Any, in_sizes: Sequence[int], out: Any, out_sizes: Sequence[int]) -> None:
-        """Send consecutive bytes of `x` to each rank, and fill `out` with the bytes from each rank, in rank order."""
+        """Send consecutive bytes to each rank, and receive the bytes from each rank, in the order of ranks.
+
+        Args:
+            x: The bytes for all ranks, `sum(in_sizes)` of them.
+            in_sizes: The number of bytes for every rank; 0 is possible.
+            out: Receives the bytes of all ranks, `sum(out_sizes)` of them.
+            out_sizes: The number of bytes from every rank; 0 is possible.
+
+        Raises:
+            PeerError, TimeoutError: As of `Patience.check`.
+            Exception: Any error of the library. It fails the world, on every rank.
+        """
 
     @abstractmethod
     def barrier(self) -> None:
-        """Return once every rank has called it."""
+        """Return once every rank has called it.
+
+        Raises:
+            PeerError, TimeoutError: As of `Patience.check`.
+            Exception: Any error of the library. It fails the world, on every rank.
+        """
 
 
 class DeviceBackend(Backend):
     """A backend for memory that only a device can access. Its arrays are those that `view` returns.
 
     Reductions come in the types of the tensors, except that bool arrives as uint8 (Min and Max), and a complex sum as
-    the sum of real parts and imaginary parts. Average comes for floats only, and is the library's. `device`: the
-    torch.device of the memory.
+    the sum of real parts and imaginary parts. Average comes for floats only, and is the library's.
+
+    Args:
+        place: As of `Backend`.
+
+    Attributes:
+        device: The torch.device of the memory.
     """
 
     device: Any = None
 
     @abstractmethod
     def view(self, address: int, size: int, dtype: DType) -> Any:
-        """Return `size` bytes of the device as an array with one axis."""
+        """Return memory of the device as an array with one axis, without a copy.
+
+        Args:
+            address: The address of the first byte.
+            size: The number of bytes.
+            dtype: The type of the elements.
+
+        Raises:
+            Nothing.
+        """

@@ -67,7 +67,12 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The present numbers of all slots of a platform, and of its free slots."""
+    """The present numbers of slots of a platform.
+
+    Attributes:
+        total: All slots.
+        free: The slots that a task could have now.
+    """
 
     total: int
     free: int

@@ -30,7 +30,9 @@ VALUE_LIMIT_BYTES = 1 << 20
 class Store(Protocol):
     """A map from keys (text of 1 to 1,024 bytes) to values (at most 1 MiB). Every method is atomic.
 
-    All methods raise UsageError for a key or value outside its limits, and PeerLostError if the store is gone.
+        store.set("color", b"red")
+        store.get("color", timeout_ns=10**9)  # b"red"
+
     One call at a time: a second thread waits for the first one's answer.
     """
 
@@ -39,64 +41,185 @@ class Store(Protocol):
         """The address of the store, for messages."""
 
     def set(self, key: str, value: bytes) -> None:
-        """Set the key to the value, whether or not it had one."""
+        """Set the key to the value, whether or not it had one.
+
+        Args:
+            key: Text of 1 to 1,024 bytes in UTF-8.
+            value: At most 1 MiB, as bytes or another bytes-like object.
+
+        Raises:
+            UsageError: The key or the value is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def get(self, key: str, timeout_ns: int) -> bytes:
-        """Return the key's value, waiting until it has one. Raises TimeoutError; a timeout of 0 does not wait."""
+        """Return the key's value, waiting until it has one.
+
+        Args:
+            key: Text of 1 to 1,024 bytes in UTF-8.
+            timeout_ns: How long the call waits, in nanoseconds; 0: not at all.
+
+        Raises:
+            TimeoutError: The key had no value within `timeout_ns`.
+            UsageError: The key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        """Return once each key has existed. Raises TimeoutError; a timeout of 0 does not wait."""
+        """Return once each key has existed, not necessarily all at one moment.
+
+        Args:
+            keys: A list of keys.
+            timeout_ns: How long the call waits, in nanoseconds; 0: not at all.
+
+        Raises:
+            TimeoutError: A key did not exist within `timeout_ns`; the error names it.
+            UsageError: `keys` is a text, a key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def add(self, key: str, amount: int) -> int:
         """Add to the number under the key (0 if there is none), kept as decimal text; return the sum.
 
-        Raises UsageError if the value is not a number.
+        Args:
+            key: Text of 1 to 1,024 bytes in UTF-8.
+            amount: A whole number, also a negative one or 0.
+
+        Raises:
+            UsageError: The value is not a number, the key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
         """
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Set the key to `desired` if its value is `expected`; return the value that it then has.
 
-        An absent key counts as having the value b"".
+        Args:
+            key: Text of 1 to 1,024 bytes in UTF-8.
+            expected: The value that the key must have. An absent key counts as having the value b"".
+            desired: The new value, at most 1 MiB.
+
+        Raises:
+            UsageError: The key or a value is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
         """
 
     def delete_key(self, key: str) -> bool:
-        """Delete the key; return whether it existed."""
+        """Delete the key; return whether it existed.
+
+        Args:
+            key: Text of 1 to 1,024 bytes in UTF-8.
+
+        Raises:
+            UsageError: The key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether every key exists now."""
+        """Return whether every key exists now.
+
+        Args:
+            keys: A sequence of keys.
+
+        Raises:
+            UsageError: `keys` is a text, a key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def num_keys(self) -> int:
-        """Return the number of keys in the whole store, of all clients; a queue counts while it is not empty."""
+        """Return the number of keys in the whole store, of all clients; a queue counts while it is not empty.
+
+        Raises:
+            UsageError: This client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def append(self, key: str, value: bytes) -> None:
-        """Append to the key's value, b"" if it has none. Raises UsageError if the value exceeds the limit."""
+        """Append to the key's value, b"" if it has none.
+
+        Args:
+            key: Text of 1 to 1,024 bytes in UTF-8.
+            value: The bytes to append.
+
+        Raises:
+            UsageError: The whole value would exceed 1 MiB, the key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        """Return the values of all keys at one moment, waiting until each has one. Raises TimeoutError."""
+        """Return the values of all keys at one moment, in the order of `keys`, waiting until each has one.
+
+        Args:
+            keys: A sequence of keys.
+            timeout_ns: How long the call waits, in nanoseconds; 0: not at all.
+
+        Raises:
+            TimeoutError: There was no such moment within `timeout_ns`.
+            UsageError: `keys` is a text, a key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
-        """Set all keys at one moment."""
+        """Set all keys at one moment.
+
+        Args:
+            values: The new values by key.
+
+        Raises:
+            UsageError: The key or the value is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def delete_prefix(self, prefix: str) -> int:
         """Delete all keys and queues with this prefix at one moment; return how many there were.
 
-        A prefix has the limits of a key.
+        Args:
+            prefix: The first characters of their names, with the limits of a key.
+
+        Raises:
+            UsageError: The prefix is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
         """
 
     # Queues have separate names: the queue "a" is independent of the key "a".
 
     def queue_push(self, queue: str, value: bytes) -> None:
-        """Append the value to the queue."""
+        """Append the value to the queue.
+
+        Args:
+            queue: The name of the queue, with the limits of a key.
+            value: At most 1 MiB, as bytes or another bytes-like object.
+
+        Raises:
+            UsageError: The name or the value is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
         """Remove and return the first value of the queue, waiting until there is one.
 
         If one process serves the store (memory, TCP), waiting clients are served in the order of their arrival;
-        elsewhere the fastest gets the value. Raises TimeoutError; a timeout of 0 does not wait.
+        elsewhere the fastest gets the value.
+
+        Args:
+            queue: The name of the queue, with the limits of a key.
+            timeout_ns: How long the call waits, in nanoseconds; 0: not at all.
+
+        Raises:
+            TimeoutError: The queue had no value for this client within `timeout_ns`.
+            UsageError: The name is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
         """
 
     def queue_len(self, queue: str) -> int:
-        """Return the number of values in the queue."""
+        """Return the number of values in the queue.
+
+        Args:
+            queue: The name of the queue, with the limits of a key.
+
+        Raises:
+            UsageError: The name is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
+        """
 
     # Watched and held keys
 
@@ -104,6 +227,14 @@ class Store(Protocol):
         """Return the keys whose values differ from the known ones, with their values, as soon as there is one.
 
         None stands for an absent key. Returns an empty dict if no key has changed before the timeout.
+
+        Args:
+            known: The known values by key; None for an absent key.
+            timeout_ns: How long the call waits, in nanoseconds; 0: not at all.
+
+        Raises:
+            UsageError: The key is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
         """
 
     def hold(self, key: str, value: bytes) -> None:
@@ -111,20 +242,43 @@ class Store(Protocol):
 
         The last client to hold a key holds it; `delete_key` ends that, other changes of the value do not. A client that
         reconnects holds its keys again. The death of a client shows at once or after a lease, depending on the store.
+
+        Args:
+            key: Text of 1 to 1,024 bytes in UTF-8.
+            value: At most 1 MiB, as bytes or another bytes-like object.
+
+        Raises:
+            UsageError: The key or the value is outside its limits, or this client is closed.
+            PeerLostError: The store is gone.
         """
 
     def fork(self) -> Store:
-        """Return another client of the same store, for another thread; the caller closes it."""
+        """Return another client of the same store, for another thread; the caller closes it.
+
+        Raises:
+            UsageError: This client is closed.
+            TimeoutError, PeerLostError: The store cannot be reached.
+        """
 
     def close(self) -> None:
         """Close this client. Its held keys go, all others stay. A second call does nothing.
 
         Another thread that waits in a call of this client gets a UsageError.
+
+        Raises:
+            Nothing.
         """
 
 
 def check_key(key: str) -> bytes:
-    """Return the key as bytes. Raises UsageError if it is not text, empty or too long."""
+    """Return the key as bytes.
+
+    Args:
+        key: Text of 1 to 1,024 bytes in UTF-8.
+
+    Raises:
+        UsageError: It is not text, empty or too long.
+    """
     try:
         encoded = key.encode()
     except (AttributeError, UnicodeEncodeError):
@@ -135,14 +289,29 @@ def check_key(key: str) -> bytes:
 
 
 def several(keys: Iterable[str]) -> list[str]:
-    """Return the keys as a list. Raises UsageError for a single key, whose letters would count as keys."""
+    """Return the keys as a list.
+
+    Args:
+        keys: Any iterable of keys but a text, whose letters would count as keys.
+
+    Raises:
+        UsageError: It is a text.
+    """
     if isinstance(keys, str):
         raise UsageError(f"keys are a list: write [{keys[:40]!r}], not {keys[:40]!r}")
     return list(keys)
 
 
 def check_value(key: str, value: bytes) -> bytes:
-    """Return the value as bytes. Raises UsageError if it is not bytes-like, or too long."""
+    """Return the value as bytes.
+
+    Args:
+        key: The key, for the error.
+        value: At most 1 MiB, as bytes or another bytes-like object.
+
+    Raises:
+        UsageError: It is not bytes-like, or too long.
+    """
     if type(value) is not bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             kind = type(value).__name__
@@ -156,6 +325,15 @@ def check_value(key: str, value: bytes) -> bytes:
 
 
 def waited_in_vain(key: str, address: str, timeout_ns: int) -> TimeoutError:
-    """Return the error for a key that did not appear in time."""
+    """Return the error for a key that did not appear in time, for a store to raise.
+
+    Args:
+        key: The key, or several in one text.
+        address: The address of the store.
+        timeout_ns: How long the call has waited, in nanoseconds.
+
+    Raises:
+        Nothing.
+    """
     message = f"waited {timeout_ns / 1e9:g} s for {key!r} in the store at {address}"
     return TimeoutError(message, operation="store", waited_ns=timeout_ns)
