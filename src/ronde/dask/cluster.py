@@ -32,9 +32,18 @@ EXCEPTION_S = 5  # for a client to tell the exception of a task
 class DaskCluster:
     """Slots of the Dask cluster to which `client` is connected: one for each thread of its workers.
 
+        results = ronde.run(train, np=4, cluster=DaskCluster(Client(address)))
+
     It opens a second connection to the scheduler, so that the subscriptions of `client` stay as they are. `cancel`
-    closes it. `requires_encryption`: refuse to send the job's key over a connection that Dask does not encrypt, instead
-    of a warning.
+    closes it.
+
+    Args:
+        client: A client of the cluster that is connected and not asynchronous.
+        requires_encryption: Refuse to send the job's key over a connection that Dask does not encrypt, instead of a
+            warning (default: false).
+
+    Raises:
+        UsageError: The client is not one of Dask, is asynchronous, or is closed.
     """
 
     name = "Dask"
@@ -54,11 +63,24 @@ class DaskCluster:
         self._running: dict[str, tuple[int, Future, SlotEvents]] = {}  # by the key of the Dask task
 
     def capacity(self) -> Capacity:
-        """Return the threads of all workers, and those that run no task."""
+        """Return the number of threads of all workers, and of those that run no task.
+
+        Raises:
+            OSError: The scheduler does not answer.
+        """
         return Capacity(sum(self._given.nthreads().values()), len(self._free_threads()))
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Submit a Dask task for each ticket. Those beyond the free threads wait until Dask finds a worker."""
+        """Submit a Dask task for each ticket. Those beyond the free threads wait until Dask finds a worker.
+
+        Args:
+            tickets: One for each task.
+            events: Takes the reports about these tasks.
+
+        Raises:
+            UsageError: The scheduler does not answer, the client is closed, or the key would travel unencrypted
+                although `requires_encryption` is true.
+        """
         with self._requests:
             try:
                 client = self._connect()
@@ -74,7 +96,14 @@ class DaskCluster:
                 future.add_done_callback(self._ended)
 
     def cancel(self, reason: str) -> None:
-        """Withdraw all tasks, and close the connection to the scheduler."""
+        """Withdraw all tasks, and close the connection to the scheduler. A second call does nothing.
+
+        Args:
+            reason: Why, for the reports about the tasks.
+
+        Raises:
+            Nothing.
+        """
         with self._requests:
             client, self._own = self._own, None
             futures = self._end_tasks(None, f"the Dask task was cancelled: {reason}")

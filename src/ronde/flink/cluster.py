@@ -51,8 +51,18 @@ SETTINGS = {
 class FlinkCluster:
     """The slots of the Flink cluster that Flink's configuration names, or of a small one in this process.
 
-    `settings`: further settings of Flink, which override those of its configuration. `requires_encryption`: refuse to
-    send the job's key over a connection that Flink does not encrypt, instead of a warning.
+        cluster = FlinkCluster({"execution.target": "remote", "rest.address": "jobmanager"})
+        results = ronde.run(train, np=4, cluster=cluster)
+
+    Args:
+        settings: Settings of Flink, which override those of its configuration (default: none). Without an
+            "execution.target", Flink runs in this process.
+        requires_encryption: Refuse to send the job's key over a connection that Flink does not encrypt, instead of a
+            warning (default: false).
+
+    Raises:
+        UsageError: No cluster answers at the place that the settings name, or the key would travel unencrypted although
+            `requires_encryption` is true.
     """
 
     name = "Flink"
@@ -78,14 +88,25 @@ class FlinkCluster:
     def take_rows(self, table: Table, columns: Sequence[str]) -> None:
         """Run tasks where the rows of a table are, in its environment, and give each of them some of these.
 
-        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`. Raises UsageError if the cluster of the
-        environment does not answer, or gets the job's key in the clear although it must not.
+        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`.
+
+        Args:
+            table: A table of a streaming or batch environment.
+            columns: The names of the columns that the tasks get.
+
+        Raises:
+            UsageError: The cluster of the environment does not answer, or the key would travel unencrypted although
+                `requires_encryption` is true.
         """
         self._table = table, columns
         self._use(environment_of(table))
 
     def capacity(self) -> Capacity | None:
-        """Return the slots of all TaskManagers, and the free ones; None for a cluster in this process."""
+        """Return the number of slots of all TaskManagers, and of free ones; None for a cluster in this process.
+
+        Raises:
+            UsageError: The cluster does not answer.
+        """
         if self._is_local:
             return None
         with self._rest_client() as client:
@@ -93,7 +114,15 @@ class FlinkCluster:
             return Capacity(overview.getNumSlotsTotal(), overview.getNumSlotsAvailable())
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Submit a job with a subtask for each ticket."""
+        """Submit a job with a subtask for each ticket, in another thread, when the cluster has enough free slots.
+
+        Args:
+            tickets: One for each task.
+            events: Takes the reports about these tasks. They also get all failures.
+
+        Raises:
+            Nothing.
+        """
         self._is_cancelled = threading.Event()
         self._following = threading.Thread(
             target=self._run_job,
@@ -104,11 +133,25 @@ class FlinkCluster:
         self._following.start()
 
     def cancel(self, reason: str) -> None:
-        """Have the job cancelled, unless it ends now, by the thread that follows it."""
+        """Have the job cancelled, unless it ends now, by the thread that follows it. Returns at once.
+
+        Args:
+            reason: Has no effect: Flink takes no reason.
+
+        Raises:
+            Nothing.
+        """
         self._is_cancelled.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the job has ended, at most for this time."""
+        """Wait until the job has ended.
+
+        Args:
+            seconds: The longest wait. After it the call returns as well.
+
+        Raises:
+            Nothing.
+        """
         if self._following:
             self._following.join(seconds)
 
@@ -262,7 +305,15 @@ def _ask(client: Any, headers: str) -> Any:
 
 
 def check_encryption(urls: Sequence[str], is_required: bool) -> None:
-    """Warn, or raise UsageError, if the job's key would travel in the clear to one of these addresses of Flink."""
+    """Warn if the job's key would travel unencrypted to an address of Flink.
+
+    Args:
+        urls: The addresses of the JobManager and of the TaskManagers.
+        is_required: Raise instead of a warning.
+
+    Raises:
+        UsageError: It would, and `is_required` is true.
+    """
     for url in map(urlsplit, urls):
         is_here = url.hostname in ("127.0.0.1", "::1", "localhost")
         if not is_here and url.scheme not in ("https", ENCRYPTED):

@@ -52,23 +52,59 @@ class _Columns(HasFeaturesCol, HasPredictionCol, HasRawPredictionCol, HasProbabi
     """The columns that an estimator and its model read and add."""
 
     def setFeaturesCol(self, value: str) -> Any:  # noqa: N802 - Spark's name
-        """Set the column of vectors or arrays; return this object."""
+        """Set the column of vectors or arrays; return this object.
+
+        Args:
+            value: The name of the column.
+
+        Raises:
+            TypeError: It is not a text.
+        """
         return self._set(featuresCol=value)
 
     def setPredictionCol(self, value: str) -> Any:  # noqa: N802
-        """Set the column that gets the predictions; return this object."""
+        """Set the column that gets the predictions; return this object.
+
+        Args:
+            value: The name of the column.
+
+        Raises:
+            TypeError: It is not a text.
+        """
         return self._set(predictionCol=value)
 
     def setRawPredictionCol(self, value: str) -> Any:  # noqa: N802
-        """Set the column that gets the scores of classes, "" for none; return this object."""
+        """Set the column that gets the scores of classes; return this object.
+
+        Args:
+            value: The name of the column; "" for none.
+
+        Raises:
+            TypeError: It is not a text.
+        """
         return self._set(rawPredictionCol=value)
 
     def setProbabilityCol(self, value: str) -> Any:  # noqa: N802
-        """Set the column that gets the probabilities of classes, "" for none; return this object."""
+        """Set the column that gets the probabilities of classes; return this object.
+
+        Args:
+            value: The name of the column; "" for none.
+
+        Raises:
+            TypeError: It is not a text.
+        """
         return self._set(probabilityCol=value)
 
     def setParams(self, **params: Any) -> Any:  # noqa: N802
-        """Set several parameters; return this object. Raises UsageError if a name is no parameter."""
+        """Set several parameters; return this object.
+
+        Args:
+            params: Parameters by name: `setParams(featuresCol="x", predictionCol="y")`.
+
+        Raises:
+            UsageError: A name is not a parameter.
+            TypeError: The name of a column is not a text.
+        """
         check_names(self, params)
         return self._set(**params)
 
@@ -104,12 +140,20 @@ class SparkModel(Model, _Columns, MLReadable, MLWritable):
         self.setParams(**params)
 
     def write(self) -> _Writer:
-        """Return what writes this model."""
+        """Return what writes this model: `model.write().overwrite().save(path)`.
+
+        Raises:
+            Nothing.
+        """
         return _Writer(self, self.estimator)
 
     @classmethod
     def read(cls) -> _Reader:
-        """Return what reads a model."""
+        """Return what reads a model: `SparkModel.read().load(path)`.
+
+        Raises:
+            Nothing.
+        """
         return _Reader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -155,20 +199,42 @@ class SparkEstimator(Estimator, _Columns, HasLabelCol, HasWeightCol, MLReadable,
         self.setParams(**params)
 
     def setLabelCol(self, value: str) -> Any:  # noqa: N802 - Spark's name
-        """Set the column of labels; return this object."""
+        """Set the column of labels; return this object.
+
+        Args:
+            value: The name of the column.
+
+        Raises:
+            TypeError: It is not a text.
+        """
         return self._set(labelCol=value)
 
     def setWeightCol(self, value: str) -> Any:  # noqa: N802
-        """Set the column with the weights of the rows; return this object."""
+        """Set the column with the weights of the rows; return this object.
+
+        Args:
+            value: The name of a column of numbers.
+
+        Raises:
+            TypeError: It is not a text.
+        """
         return self._set(weightCol=value)
 
     def write(self) -> _Writer:
-        """Return what writes this estimator."""
+        """Return what writes this estimator: `estimator.write().overwrite().save(path)`.
+
+        Raises:
+            Nothing.
+        """
         return _Writer(self, self._estimator())
 
     @classmethod
     def read(cls) -> _Reader:
-        """Return what reads an estimator."""
+        """Return what reads an estimator: `SparkEstimator.read().load(path)`.
+
+        Raises:
+            Nothing.
+        """
         return _Reader(cls)
 
     def _estimator(self) -> DistributedEstimator:

@@ -40,7 +40,14 @@ class Placing:
     strategy: str = "PACK"
 
     def slots_in(self, resources: dict[str, float]) -> int:
-        """Return how many slots fit into these resources."""
+        """Return how many slots fit into resources.
+
+        Args:
+            resources: Numbers by the names of Ray's resources, such as {"CPU": 8.0, "GPU": 1.0}.
+
+        Raises:
+            Nothing.
+        """
         needs = {"CPU": self.cpus, "GPU": self.gpus}
         return min((int(resources.get(name, 0) // each) for name, each in needs.items() if each), default=0)
 
@@ -48,9 +55,17 @@ class Placing:
 class RayCluster:
     """Slots of the Ray cluster to which this process is connected (`ray.init`).
 
-    `group`: a placement group in which the tasks run. Without it, the cluster reserves a bundle for each slot and keeps
-    it for a later task of this slot, until no task runs. `requires_encryption`: refuse to send the job's key over a
-    connection that Ray does not encrypt, instead of a warning.
+        results = ronde.run(train, np=4, cluster=RayCluster(Placing(gpus=1)))
+
+    Args:
+        placing: What a slot needs, and how slots lie on hosts (default: one CPU each, on as few hosts as possible).
+        group: The placement group in which the tasks run. Without it (default), the cluster reserves a bundle for each
+            slot and keeps it for a later task of this slot, until no task runs.
+        requires_encryption: Refuse to send the job's key over a connection that Ray does not encrypt, instead of a
+            warning (default: false).
+
+    Raises:
+        Nothing: `request` checks the connection.
     """
 
     name = "Ray"
@@ -71,14 +86,29 @@ class RayCluster:
         self._running: dict[ray.ObjectRef[Any], Any] = {}  # the actors of the tasks that have not ended
 
     def capacity(self) -> Capacity | None:
-        """Return the slots of all Ray nodes, None for those of a given placement group."""
+        """Return the number of slots of all Ray nodes, and of free ones; None in a given placement group.
+
+        Also None if this process is not connected to a Ray cluster.
+
+        Raises:
+            Nothing.
+        """
         if self._given_group or not ray.is_initialized():
             return None
         slots_in = self._placing.slots_in
         return Capacity(slots_in(ray.cluster_resources()), slots_in(ray.available_resources()))
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Start a Ray actor for each ticket as soon as the placement group has its resources."""
+        """Start a Ray actor for each ticket as soon as the placement group has its resources. Returns at once.
+
+        Args:
+            tickets: One for each task.
+            events: Takes the reports about these tasks.
+
+        Raises:
+            UsageError: This process is not connected to a Ray cluster, or the key would travel unencrypted although
+                `requires_encryption` is true.
+        """
         if not ray.is_initialized():  # else Ray would start a cluster on this machine
             raise UsageError("this process is not connected to a Ray cluster: call ray.init() first")
         _check_encryption(self._requires_encryption)
@@ -95,7 +125,14 @@ class RayCluster:
         threading.Thread(target=self._follow, args=(slots, events), name="ronde-ray", daemon=True).start()
 
     def cancel(self, reason: str) -> None:
-        """Kill the actors of all slots."""
+        """Kill the actors of all slots.
+
+        Args:
+            reason: Has no effect: Ray takes no reason.
+
+        Raises:
+            Nothing.
+        """
         with self._lock:
             actors = list(self._running.values())
         if ray.is_initialized():  # else this process has left Ray, which has ended them

@@ -35,7 +35,17 @@ END_S = 5.0  # for workers that are in no call to end, before their tasks are ki
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What `RayExecutor.create_settings` returns: how long a start may take in seconds, and how processes connect."""
+    """What `RayExecutor.create_settings` returns: how long a start may take, and how processes connect.
+
+    Attributes:
+        timeout_s: the time for the workers to register once Ray has room for them, in seconds (default: 30).
+        placement_group_timeout_s: the time for Ray to find room for them, in seconds (default: 100).
+        nics: the names of the network interfaces by which hosts may reach each other (default: Ronde finds them).
+        verbose: 0 for no messages about the start (default: 1).
+        encrypt: encrypt all connections of the job, also those with tensors (default: false).
+        require_encrypted_rpc: raise UsageError if Ray would send the job's key unencrypted to another host, instead of
+            a warning (default: false).
+    """
 
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
@@ -59,6 +69,8 @@ class RayExecutor:
     With `min_workers` the job is elastic: each `run` starts new workers, continues with fewer when some are lost, and
     adds new ones. The other methods that call functions need a fixed number of workers.
 
+    One thread at a time may use an executor.
+
     Args:
         settings: what `create_settings` returns (default: its defaults).
         num_workers: the number of workers, on as few hosts as possible.
@@ -71,10 +83,10 @@ class RayExecutor:
         reset_limit: how often an elastic job may start its workers again because one has failed (default: 20).
         elastic_timeout: the time for an elastic job to have `min_workers`, at the start and after a loss, in seconds
             (default: 600; the times of the settings apply if they are longer).
+        cooldown_range, override_discovery: have no effect; scripts for Horovod may set them.
 
-    `cooldown_range` and `override_discovery` exist for scripts for Horovod, and have no effect.
-
-    Raises UsageError if the numbers contradict each other. One thread at a time may use an executor.
+    Raises:
+        UsageError: the numbers contradict each other.
     """
 
     @classmethod

@@ -36,9 +36,17 @@ PORT = "spark.ronde.driver.port"
 class SparkCluster:
     """The executors of a Spark application.
 
-    `is_elastic`: each slot gets a Spark job, so that it can be requested again. `resources`: what each task needs, such
-    as GPUs; None: what `spark.task.*` says. `requires_encryption`: refuse to send the job's key over a connection that
-    Spark does not encrypt, instead of a warning.
+        results = ronde.run(train, np=4, cluster=SparkCluster(session.sparkContext))
+
+    Args:
+        context: The context of the Spark session, which is not one of Spark Connect.
+        is_elastic: Each slot gets a Spark job, so that it can be requested again (default: one job for all slots).
+        resources: What each task needs, such as GPUs (default: what `spark.task.*` says).
+        requires_encryption: Refuse to send the job's key over a connection that Spark does not encrypt, instead of a
+            warning (default: false).
+
+    Raises:
+        UsageError: The key would travel unencrypted although `requires_encryption` is true.
     """
 
     name = "Spark"
@@ -66,13 +74,22 @@ class SparkCluster:
         """Run tasks where the rows of a data frame are, and give each of them some of these.
 
         The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`. Not for elastic jobs.
+
+        Args:
+            frame: A data frame of the same Spark session.
+
+        Raises:
+            Nothing.
         """
         self._frame = frame
 
     def driver_address(self) -> tuple[str, int]:
         """Return by which address or name executors reach the program, without brackets, and the port for tasks.
 
-        An empty address and port 0 stand for any. Raises UsageError if the configuration has no such port.
+        An empty address and port 0 stand for any.
+
+        Raises:
+            UsageError: `spark.ronde.driver.port` in the configuration is not a number.
         """
         conf = self._context._conf  # for a copy PySpark asks the JVM for every setting
         port = str(conf.get(PORT, "0"))
@@ -81,7 +98,11 @@ class SparkCluster:
         return str(conf.get("spark.driver.host", "")).strip("[]"), int(port)
 
     def capacity(self) -> Capacity | None:
-        """Return how many tasks Spark can run at once, and how many more than now; None if it allocates executors."""
+        """Return how many tasks Spark can run at once, and how many more than now; None if it allocates executors.
+
+        Raises:
+            Nothing.
+        """
         context = self._context._jsc.sc()
         try:
             if context.getConf().getBoolean("spark.dynamicAllocation.enabled", False):
@@ -94,7 +115,16 @@ class SparkCluster:
         return Capacity(total, max(0, total - running))
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Submit a Spark job with a task for each ticket, or in an elastic job a Spark job for each."""
+        """Submit a Spark job with a task for each ticket, or in an elastic job a Spark job for each. Returns at once.
+
+        Args:
+            tickets: One for each task.
+            events: Takes the reports about these tasks.
+
+        Raises:
+            UsageError: The Spark session has been stopped, or PYSPARK_PIN_THREAD=false keeps this process from
+                cancelling Spark jobs.
+        """
         if self._context._jsc is None:
             raise UsageError("the Spark session has been stopped: start a new one")
         if environment().get("PYSPARK_PIN_THREAD", "").lower() == "false":
@@ -109,7 +139,14 @@ class SparkCluster:
             )
 
     def cancel(self, reason: str) -> None:
-        """Cancel all Spark jobs of this cluster that do not end now, in another thread. It can be asked anew."""
+        """Cancel all Spark jobs of this cluster that do not end now, in another thread. `request` works again after it.
+
+        Args:
+            reason: Has no effect: Spark's pages show that the job was cancelled.
+
+        Raises:
+            Nothing.
+        """
         with self._lock:
             submissions, self._submissions = self._submissions, Submissions(self._interrupt)
         submissions.cancel()

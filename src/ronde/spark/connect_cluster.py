@@ -24,7 +24,13 @@ __all__ = ["ConnectCluster"]
 class ConnectCluster:
     """The executors behind the server to which a session of Spark Connect is connected.
 
-    `requires_encryption`: as of `SparkCluster`.
+    Args:
+        session: The session.
+        requires_encryption: Refuse to send the job's key over a connection without TLS, instead of a warning (default:
+            false).
+
+    Raises:
+        UsageError: The connection has no TLS, leaves this machine, and `requires_encryption` is true.
     """
 
     name = "Spark"
@@ -39,10 +45,22 @@ class ConnectCluster:
             report_unencrypted("Spark Connect", "connect with ;use_ssl=true", requires_encryption)
 
     def capacity(self) -> None:
-        """Return None: Spark Connect does not tell."""
+        """Return None: Spark Connect does not report the number of slots.
+
+        Raises:
+            Nothing.
+        """
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Submit a query for each ticket."""
+        """Submit a query for each ticket, in a thread each. Returns at once.
+
+        Args:
+            tickets: One for each task.
+            events: Takes the reports about these tasks. They also get all failures.
+
+        Raises:
+            Nothing.
+        """
         new_thread = partial(threading.Thread, target=self._run_query, name="ronde-spark-query", daemon=True)
         with self._lock:
             self._submissions.start(
@@ -50,7 +68,14 @@ class ConnectCluster:
             )
 
     def cancel(self, reason: str) -> None:
-        """Interrupt all queries of this cluster that do not end now, in another thread. It can be asked anew."""
+        """Interrupt all queries of this cluster that do not end now, in another thread. `request` works again after it.
+
+        Args:
+            reason: Has no effect: Spark Connect takes no reason.
+
+        Raises:
+            Nothing.
+        """
         with self._lock:
             submissions, self._submissions = self._submissions, Submissions(self._interrupt)
         submissions.cancel()

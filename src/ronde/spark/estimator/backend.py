@@ -14,7 +14,7 @@ __all__ = ["EstimatorBackend", "SparkBackend"]
 
 
 class EstimatorBackend(Protocol):
-    """Calls a function on every rank of a job."""
+    """Calls a function on every rank of a job. An object with these methods is a `backend` of a TorchEstimator."""
 
     def run(
         self,
@@ -23,10 +23,24 @@ class EstimatorBackend(Protocol):
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Return the results by rank."""
+        """Call `fn(*args, **kwargs)` on every rank, and return the results by rank.
+
+        Args:
+            fn: A function that cloudpickle can send. It calls `ronde.init()`.
+            args: Positional arguments, the same for all ranks (default: none).
+            kwargs: Keyword arguments, the same for all ranks (default: none).
+            env: Variables for the ranks (default: none).
+
+        Raises:
+            WorkerError: A rank failed.
+        """
 
     def num_processes(self) -> int:
-        """Return the number of ranks."""
+        """Return the number of ranks.
+
+        Raises:
+            UsageError: It is not known.
+        """
 
 
 class SparkBackend:
@@ -36,8 +50,11 @@ class SparkBackend:
 
     Args:
         num_proc: The number of ranks (default: as of `ronde.spark.run`).
-        env: Variables for the ranks.
+        env: Variables for the ranks (default: none).
         options: Further arguments of `ronde.spark.run`, such as `start_timeout`, `nics`, `stdout` or `encrypt`.
+
+    Raises:
+        Nothing: `run` checks the options.
     """
 
     def __init__(
@@ -56,12 +73,29 @@ class SparkBackend:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Return the results by rank. Raises what `ronde.spark.run` raises."""
+        """Call `fn(*args, **kwargs)` on every rank, and return the results by rank.
+
+        Args:
+            fn: Any function that cloudpickle can send.
+            args: Positional arguments, the same for all ranks (default: none).
+            kwargs: Keyword arguments, the same for all ranks (default: none).
+            env: Variables for the ranks, which override those of the backend (default: none).
+
+        Raises:
+            WorkerError: A rank failed (`.rank`, `.host`, `.traceback_text`), or its task was lost. All ranks have
+                ended.
+            TimeoutError: Spark had too few free slots within `start_timeout`.
+            UsageError: An argument is invalid, or there is no Spark session.
+        """
         everything = {**self._env, **(env or {})}
         return ronde.spark.run(fn, args, kwargs, self._num_proc, env=everything, **self._options)
 
     def num_processes(self) -> int:
-        """Return the number of ranks. Raises UsageError on Spark Connect if `num_proc` was not given."""
+        """Return the number of ranks.
+
+        Raises:
+            UsageError: `num_proc` is missing, and there is no Spark session or it is one of Spark Connect.
+        """
         if self._num_proc is not None:
             return self._num_proc
         context = SparkContext._active_spark_context

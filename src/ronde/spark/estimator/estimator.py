@@ -93,7 +93,8 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         verbose: 0 for no progress lines (default: 1).
 
     Raises:
-        UsageError: A name is no parameter.
+        UsageError: A name is not a parameter.
+        TypeError: A value has the wrong type.
     """
 
     saved_attributes = ()
@@ -105,7 +106,15 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         self._set(**{name: value for name, value in params.items() if value is not None})
 
     def setParams(self, **params: Any) -> TorchEstimator:  # noqa: N802 - Spark's name
-        """Set several parameters; return this object. Raises UsageError if a name is no parameter."""
+        """Set several parameters; return this object.
+
+        Args:
+            params: Parameters of the class by name: `setParams(epochs=10, batch_size=64)`.
+
+        Raises:
+            UsageError: A name is not a parameter.
+            TypeError: A value has the wrong type.
+        """
         check_names(self, params)
         estimator: TorchEstimator = self._set(**params)
         return estimator
@@ -127,12 +136,20 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         return self._train(training, run)
 
     def write(self) -> ObjectsWriter:
-        """Return what writes this estimator."""
+        """Return what writes this estimator: `estimator.write().overwrite().save(path)`.
+
+        Raises:
+            Nothing.
+        """
         return ObjectsWriter(self)
 
     @classmethod
     def read(cls) -> ObjectsReader:
-        """Return what reads an estimator."""
+        """Return what reads an estimator: `TorchEstimator.read().load(path)`. Loading runs code in the files.
+
+        Raises:
+            Nothing.
+        """
         return ObjectsReader(cls)
 
     def _fit(self, dataset: DataFrame) -> TorchModel:

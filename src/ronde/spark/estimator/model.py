@@ -42,6 +42,10 @@ class TorchModel(Model, ModelParams, HasOutputCols, MLReadable, MLWritable):  # 
     Attributes:
         history: The metrics of each epoch: `epoch`, `train`, perhaps `validation`, and `seconds`.
         output_sizes: The number of values of each output for a row; an output without a number here is a vector.
+
+    Raises:
+        UsageError: A name is not a parameter.
+        TypeError: A value has the wrong type.
     """
 
     saved_attributes = ("history", "output_sizes")
@@ -57,27 +61,50 @@ class TorchModel(Model, ModelParams, HasOutputCols, MLReadable, MLWritable):  # 
         self.output_sizes: list[int] = []
 
     def setOutputCols(self, value: Sequence[str]) -> TorchModel:  # noqa: N802 - Spark's name
-        """Set the columns that `transform` adds; return this object."""
+        """Set the columns that `transform` adds; return this object.
+
+        Args:
+            value: The names, one for each output of the module. `transform` raises UsageError for another number.
+
+        Raises:
+            Nothing.
+        """
         model: TorchModel = self._set(outputCols=list(value))
         return model
 
     def getOutputCols(self) -> list[str]:  # noqa: N802 - Spark's name
-        """Return the columns that `transform` adds."""
+        """Return the names of the columns that `transform` adds.
+
+        Raises:
+            KeyError: Neither `output_cols` nor `label_cols` is set.
+        """
         if self.isSet("outputCols"):
             return list(self.getOrDefault("outputCols"))
         return [f"{name}__output" for name in self.getOrDefault("label_cols")]
 
     def getHistory(self) -> list[dict[str, Any]]:  # noqa: N802 - Horovod's name
-        """Return the metrics of each epoch."""
+        """Return the metrics of each epoch, as the attribute `history`.
+
+        Raises:
+            Nothing.
+        """
         return self.history
 
     def write(self) -> ObjectsWriter:
-        """Return what writes this model."""
+        """Return what writes this model: `model.write().overwrite().save(path)`.
+
+        Raises:
+            Nothing.
+        """
         return ObjectsWriter(self)
 
     @classmethod
     def read(cls) -> ObjectsReader:
-        """Return what reads a model."""
+        """Return what reads a model: `TorchModel.read().load(path)`. Loading runs code in the files.
+
+        Raises:
+            Nothing.
+        """
         return ObjectsReader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
