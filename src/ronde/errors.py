@@ -71,7 +71,12 @@ class PeerError(RondeError, RuntimeError):
 class PeerLostError(PeerError):
     """A rank died, left, or cannot be reached.
 
-    `rank` is its rank in the communicator that raised the error (-1: unknown), `host` the name of its machine.
+    Args:
+        message: The text of the error.
+
+    Attributes:
+        rank: Its rank in the communicator that raised the error (-1: unknown).
+        host: The name of its machine ("": unknown).
     """
 
     def __init__(self, message: str, rank: int = -1, host: str = "") -> None:
@@ -84,7 +89,15 @@ class PeerLostError(PeerError):
 
 
 class AbortedError(PeerError):
-    """A rank called `abort()`: `rank`, on the machine `host`."""
+    """A rank called `abort()`.
+
+    Args:
+        message: The text of the error.
+
+    Attributes:
+        rank: Its rank in the communicator that raised the error (-1: unknown).
+        host: The name of its machine ("": unknown).
+    """
 
     def __init__(self, message: str, rank: int = -1, host: str = "") -> None:
         super().__init__(message)
@@ -98,7 +111,13 @@ class AbortedError(PeerError):
 class TimeoutError(PeerError, builtins.TimeoutError):
     """A wait exceeded the limit of a setting.
 
-    `operation` names the operation, `waited_ns` is the time waited in nanoseconds, `missing` are the missing ranks.
+    Args:
+        message: The text of the error.
+
+    Attributes:
+        operation: The name of the operation ("": unknown).
+        waited_ns: The time waited, in nanoseconds (0: unknown).
+        missing: The missing ranks (empty: unknown).
     """
 
     def __init__(
@@ -114,7 +133,15 @@ class TimeoutError(PeerError, builtins.TimeoutError):
 
 
 class RemoteError(PeerError):
-    """User code failed on rank `rank`; `traceback_text` is its traceback, as it was printed there."""
+    """User code failed on another rank.
+
+    Args:
+        message: The text of the error.
+
+    Attributes:
+        rank: The rank (-1: unknown).
+        traceback_text: The traceback, as it was printed there ("": none).
+    """
 
     def __init__(self, message: str, rank: int = -1, traceback_text: str = "") -> None:
         super().__init__(message)
@@ -128,12 +155,20 @@ class RemoteError(PeerError):
 class WorkerError(RemoteError):
     """The first failure of a job, which has ended the job: a worker's, or on a cluster that of the cluster itself.
 
-    `rank`: of the worker, -1 if none failed before the job did; `host`: the name of its machine; `exit_code`: the
-    negative number of the signal for a worker that a signal killed, that of the job if no worker failed;
-    `traceback_text`: of its exception, or empty; `last_lines`: the last lines that it printed; `exit_codes`: by rank,
-    of all workers that are known to have failed and were not ended by the launcher; `has_lost_task`: whether no worker
-    failed, but the cluster lost a task of the running job, with its machine for example, so that another run may
-    succeed.
+    Args:
+        message: The text of the error.
+
+    Attributes:
+        rank: The rank of the worker; -1 if none failed before the job did.
+        host: The name of its machine.
+        exit_code: The worker's exit code, or the negative number of the signal that killed it; that of the job if no
+            worker failed.
+        traceback_text: The traceback of its exception, or "".
+        last_lines: The last lines that it printed.
+        has_lost_task: Whether no worker failed, but the cluster lost a task of the running job, with its machine for
+            example, so that another run may succeed.
+        exit_codes: The exit codes, by rank, of all workers that are known to have failed and were not ended by the
+            launcher.
     """
 
     def __init__(

@@ -23,7 +23,18 @@ __all__ = ["ProcessSet", "ProcessSets"]
 class ProcessSet:
     """Some ranks of the world. Add it before use, by `init(process_sets=...)` or `add_process_set`.
 
-    `ranks`: ranks of the world, in any order. `process_set_id`: 0 for the set of all ranks; None if it is not added.
+        even = ronde.add_process_set(ronde.ProcessSet([0, 2]))
+        ronde.allreduce(x, process_set=even)  # on ranks 0 and 2
+
+    Args:
+        ranks: Ranks of the world, in any order.
+
+    Attributes:
+        ranks: The ranks in ascending order.
+        process_set_id: 0 for the set of all ranks; None if the set is not added.
+
+    Raises:
+        UsageError: A rank is not a whole number.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:

@@ -103,8 +103,16 @@ def _run_on_cluster(
 class ElasticLaunch(Generic[P, R]):
     """Calls a function in the workers of a job that `config` describes, as torch's `elastic_launch` does.
 
-    `ElasticLaunch(config, fn)(*args)` returns the results of this node's workers by rank. The command in `config` is
-    not used. `python` runs the workers that are spawned, instead of the caller's own. Raises as `run`.
+    `ElasticLaunch(config, fn)(*args)` returns the results of this node's workers by rank, and raises as `run`.
+
+    Args:
+        config: The job. Its command is not used.
+        fn: A function that can be pickled.
+        start_method: How workers start, as of `multiprocessing`: "spawn" (default) or "forkserver".
+        python: The Python that runs spawned workers (default: that of this process).
+
+    Raises:
+        UsageError: `fn` is not callable, the job has no workers, or `start_method` is another one.
     """
 
     def __init__(

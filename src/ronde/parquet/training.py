@@ -20,7 +20,14 @@ _COUNTS = ("batch_size", "val_batch_size", "epochs", "train_steps_per_epoch", "v
 
 
 class EpochEnd(NamedTuple):
-    """What a callback gets, on every rank: the epoch's number, its metrics (of all ranks), and what is trained."""
+    """What a callback gets, on every rank, at the end of an epoch.
+
+    Attributes:
+        epoch: The number of the epoch, from 0.
+        metrics: Its metrics, of all ranks: `epoch`, `train`, perhaps `validation`, and `seconds`.
+        model: The torch module that is trained, on this rank's device.
+        optimizer: Its optimizer.
+    """
 
     epoch: int
     metrics: Mapping[str, Any]

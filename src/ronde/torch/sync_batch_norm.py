@@ -30,10 +30,20 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     """Batch normalization of inputs [rows, channels, ...] whose statistics are those of all ranks' batches.
 
-    Arguments as those of `torch.nn.BatchNorm2d`, and the ranks that take part. Ranks may have different numbers of
-    rows, and none. Inputs of 16 bits are computed in float32. In evaluation with running statistics, and where only one
-    rank takes part, nothing is sent. Raises ValueError for an input of the wrong shape, in training on a rank outside
-    the process set, and on all ranks if they have less than two values per channel together.
+    Ranks may have different numbers of rows, and none. Inputs of 16 bits are computed in float32. In evaluation with
+    running statistics, and where only one rank takes part, nothing is sent.
+
+    Args:
+        num_features: The number of channels, the second dimension of the inputs.
+        eps: Added to the variance (1e-5).
+        momentum: The weight of a batch in the running statistics (0.1); None: their mean over all batches.
+        affine: Whether the module learns a factor and an offset for each channel (true).
+        track_running_stats: Whether it keeps running statistics for evaluation (true).
+        process_set: The ranks that take part (all).
+
+    Raises:
+        ValueError: From `forward`: an input has the wrong shape, this rank is not one of the process set in training,
+            or, on all ranks, they have less than two values per channel together.
     """
 
     def __init__(
