@@ -36,9 +36,13 @@ class Std(Enum):
 
 
 def parse_streams(text: str) -> dict[int, Std]:
-    """Return the streams of --redirects or --tee: `3` is for all workers (key -1), `0:1,1:3` by local rank.
+    """Return the streams of --redirects or --tee, by local rank.
 
-    Raises ValueError for any other text.
+    Args:
+        text: A `Std` as a number, such as "3", for all workers (key -1); or numbers by local rank: "0:1,1:3".
+
+    Raises:
+        ValueError: The text is another one.
     """
     values = {str(std.value): std for std in Std}
     if text in values:
@@ -64,13 +68,19 @@ class Binding(Enum):
 class Outputs:
     """Where the workers' output goes.
 
-    `log_dir`: the directory of the logs, with a subdirectory for each run, attempt and local rank, as in torchrun.
-    `redirects`: the streams that go into files there instead of onto the screen, by local rank; the key -1 is for all
-    others. `tee`: the streams that go to both. `filter`: the local ranks whose output is shown; None: all. `prefix`:
-    the template of the text before each line on the screen, with {rank}, {local_rank}, {host}, {role} and {stream};
-    None: the default. `timestamps`: each line on the screen begins with the time. `by_rank`: `log_dir` has horovodrun's
-    layout, a subdirectory for each rank. `duplicates`: for OUT and ERR, the texts that select lines of all workers for
-    a collecting file of the attempt.
+    Attributes:
+        log_dir: The directory of the logs, with a subdirectory for each run, attempt and local rank, as in torchrun
+            (default: none).
+        redirects: The streams that go into files there instead of onto the screen, by local rank; the key -1 is for all
+            others (default: none).
+        tee: The streams that go to both, likewise (default: none).
+        filter: The local ranks whose output is shown; None (default): all.
+        prefix: The template of the text before each line on the screen, with {rank}, {local_rank}, {host}, {role} and
+            {stream}; None: the default.
+        timestamps: Whether each line on the screen begins with the time (false).
+        by_rank: Whether `log_dir` has horovodrun's layout, a subdirectory for each rank (false).
+        duplicates: For OUT and ERR, the texts that select lines of all workers for a collecting file of the attempt
+            (default: none).
     """
 
     log_dir: str | None = None
@@ -87,14 +97,28 @@ class Outputs:
 class WorkerSpec:
     """What each worker of this node runs.
 
-    `argv`: the command, whose first word is a path; the launcher replaces macros in it when it starts a worker.
-    `environment`: variables that override the launcher's environment; `exported`: those of them that the user named,
-    whose values are never shown. `preload`: modules that a template process imports before workers are started again;
-    None: chosen from the script's text; empty: no template. `fork`: the first workers come from the template, too, and
-    wait for its imports. `keeps_template`: after a success this process keeps the template for its next job with the
-    same imports; only for jobs of the main thread. `key_by_descriptor`: workers get the job key in a memory file
-    instead of their environment. `signals`: those that the launcher passes on to the workers, and that end the job.
-    `virtual_local_rank`: each worker sees one GPU, as device 0, and local rank 0.
+    Attributes:
+        argv: The command, whose first word is a path; the launcher replaces macros in it when it starts a worker.
+        slots: The number of workers (1).
+        role: Their role, as of torchrun ("default").
+        max_restarts: How often the job may start its workers again after one has failed (0).
+        max_changes: How often after nodes were lost or have joined; -1 (default): without limit.
+        environment: Variables that override the launcher's environment (default: none).
+        exported: Those of them that the user named, whose values are never shown.
+        preload: Modules that a template process imports before workers are started again; None (default): chosen from
+            the script's text; empty: no template.
+        fork: Whether the first workers come from the template, too, and wait for its imports (false).
+        keeps_template: Whether this process keeps the template after a success, for its next job with the same imports
+            (false); only for jobs of the main thread.
+        binding: The processors to which each worker is bound (none).
+        stop_signal: The number of the signal that asks workers to end (15, SIGTERM).
+        grace_ns: The time for workers to notice a failure and end, in nanoseconds (3 s).
+        patience_ns: The time from one signal to the next, stronger one, in nanoseconds (5 s).
+        farewell_ns: The same if a signal from outside, not a typed one, ends the job (30 s).
+        signals: The numbers of the signals that the launcher passes on to the workers, and that end the job (SIGHUP,
+            SIGINT, SIGQUIT and SIGTERM).
+        virtual_local_rank: Whether each worker sees one GPU, as device 0, and local rank 0 (false).
+        key_by_descriptor: Whether workers get the job key in a memory file instead of their environment (false).
     """
 
     argv: tuple[str, ...]
@@ -109,21 +133,33 @@ class WorkerSpec:
     keeps_template: bool = False
     binding: Binding = Binding.NONE
     stop_signal: int = 15
-    grace_ns: int = GRACE_NS  # for workers to notice a failure and end
-    patience_ns: int = PATIENCE_NS  # from one signal to the next, stronger one
-    farewell_ns: int = FAREWELL_NS  # ... if a signal from outside, not a typed one, ends the job
+    grace_ns: int = GRACE_NS
+    patience_ns: int = PATIENCE_NS
+    farewell_ns: int = FAREWELL_NS
     signals: tuple[int, ...] = DEFAULT_SIGNALS
     virtual_local_rank: bool = False
     key_by_descriptor: bool = False
 
     def longest_end_ns(self, farewell: bool = True) -> int:
-        """Return the longest time that the end of the workers takes; `farewell`: a signal from outside ends them."""
+        """Return the longest time that the end of the workers takes, in nanoseconds.
+
+        Args:
+            farewell: Whether a signal from outside, not a typed one, ends them (true).
+
+        Raises:
+            Nothing.
+        """
         return self.grace_ns + (self.farewell_ns if farewell else self.patience_ns) + self.patience_ns
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """How ssh reaches other machines; None: as the user's configuration of ssh says."""
+    """How ssh reaches other machines.
+
+    Attributes:
+        port: The port of the servers; None (default): as the user's configuration of ssh says.
+        identity_file: The path of the private key; None (default): likewise.
+    """
 
     port: int | None = None
     identity_file: str | None = None
@@ -133,8 +169,10 @@ class Ssh:
 class Discovery:
     """A program that prints the available hosts, one per line, as `name` or `name:slots`.
 
-    `script`: a file, or a command with arguments. `slots`: of a host without a number. `first_workers`: the number of
-    workers for which the hosts must have room before the job begins.
+    Attributes:
+        script: A file, or a command with arguments.
+        slots: The number of slots of a host that is printed without one (1).
+        first_workers: The number of workers for which the hosts must have room before the job begins (0).
     """
 
     script: str
@@ -146,15 +184,28 @@ class Discovery:
 class LaunchConfig:
     """The configuration of one node's agent.
 
-    `master_addr`, `master_port`: the user's values for workers; None: the agents agree on them. `local_addr`: the
-    address by which other nodes reach this one; None: the agent finds it. `interface`: the network interface that has
-    this address on every host. `hosts`: name and slots of each machine on which to start an agent by SSH; `discovery`:
-    the program that finds them; without both, the job runs on this machine. `min_workers`, `max_workers`: how many
-    workers on all these hosts together the job needs and takes; 0: as many as there are slots, no limit. `cooldown_ns`:
-    the shortest and longest time for which a failed host is not used; None: for ever. `start_timeout_ns`: the time
-    within which all nodes are reached and the store answers. `insecure_job_key`: nodes without a key take one that
-    follows from the job's name. `shares_hosts`: nodes on one host (`net/host`) share its local ranks; else each node
-    counts as one host.
+    Attributes:
+        worker: What the workers run.
+        rendezvous: How the nodes find each other (default: a job of one node).
+        outputs: Where the workers' output goes (default: onto the screen).
+        master_addr: The user's MASTER_ADDR for workers; None (default): the agents agree on it.
+        master_port: The user's MASTER_PORT for workers; None (default): the agents agree on it.
+        local_addr: The address by which other nodes reach this one; None (default): the agent finds it.
+        interface: The network interface that has this address on every host (default: none given).
+        hosts: The name and the number of slots of each machine on which to start an agent by SSH (default: none).
+        discovery: The program that finds such machines (default: none). Without `hosts` and `discovery`, the job runs
+            on this machine.
+        ssh: How ssh reaches them (default: as the user's configuration of ssh says).
+        min_workers: How many workers the job needs on all these hosts together; 0 (default): as many as there are
+            slots.
+        max_workers: How many workers it takes; 0 (default): no limit.
+        cooldown_ns: The shortest and longest time for which a failed host is not used, in nanoseconds; None (default):
+            for ever.
+        start_timeout_ns: The time within which all nodes are reached and the store answers, in nanoseconds (300 s).
+        monitor_interval_ns: The interval between checks whether a worker is stopped, in nanoseconds (0.1 s).
+        insecure_job_key: Whether nodes without a key take one that follows from the job's name (false).
+        shares_hosts: Whether nodes on one host (`net/host`) share its local ranks (false); else each node counts as one
+            host.
     """
 
     worker: WorkerSpec

@@ -32,13 +32,18 @@ __all__ = [
 class Node:
     """A node's description of itself, sent when it joins.
 
-    `id`: unique in the job, and new with every start of an agent. `host`: its name for messages. `address`: the numeric
-    address at which other nodes reach it. `slots`: its number of workers. `store`: where its agent would serve the
-    store of a round in which it has group rank 0. `master_port`: a free port of the node, for a server of the user's
-    program on rank 0. `wish`: the group rank that it asks for, -1 for any. `meeting`, which the rendezvous fills in:
-    where the agent listens, so that other nodes can find out whether it has ended, and can meet again there if they
-    lose the store; empty if it does not listen. `host_id`: nodes with the same one count as one host; empty: each node
-    counts as one.
+    Attributes:
+        id: A text that is unique in the job, and new with every start of an agent.
+        host: The name of its host, for messages.
+        address: The numeric address at which other nodes reach it.
+        slots: Its number of workers.
+        store: Where its agent would serve the store of a round in which it has group rank 0.
+        master_port: A free port of the node, for a server of the user's program on rank 0.
+        role: The role of its workers, as of torchrun ("default").
+        wish: The group rank that it asks for; -1 (default) for any.
+        meeting: Where the agent listens, so that other nodes can find out whether it has ended, and can meet again
+            there if they lose the store; empty if it does not listen. The rendezvous fills it in.
+        host_id: Nodes with the same one count as one host; empty (default): each node counts as one.
     """
 
     id: str
@@ -57,7 +62,9 @@ class Node:
 class Budget:
     """How often a job may go on after the end of a round; the same for all nodes.
 
-    `restarts`: after a worker has failed. `changes`: after nodes were lost or have joined; -1: without limit.
+    Attributes:
+        restarts: How often after a worker has failed (0).
+        changes: How often after nodes were lost or have joined; -1 (default): without limit.
     """
 
     restarts: int = 0
@@ -66,17 +73,26 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first failure of a worker in a round. `message`: one line; `details`: a traceback, or its last output.
+    """The first failure of a worker in a round.
 
-    `blames_peer`: the worker failed because it lost a worker of another node. Then the cause may be elsewhere: the
-    first failure that blames no peer, or the loss of a node, counts as the round's failure if it shows soon.
+    Attributes:
+        rank: The rank of the worker.
+        local_rank: Its local rank.
+        host: The name of its host.
+        pid: The id of its process.
+        exit_code: Its exit code, or the negative number of the signal that killed it.
+        message: What happened, in one line.
+        details: A traceback, or its last output ("": none).
+        blames_peer: Whether the worker failed because it lost a worker of another node (false). Then the cause may be
+            elsewhere: the first failure that blames no peer, or the loss of a node, counts as the round's failure if it
+            shows soon.
     """
 
     rank: int
     local_rank: int
     host: str
     pid: int
-    exit_code: int  # minus the signal, if one killed it
+    exit_code: int
     message: str
     details: str = ""
     blames_peer: bool = False
@@ -84,10 +100,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round: its `nodes` by group rank, and the `group_rank` of this node.
+    """A round, from the view of one of its nodes.
 
-    `restarts`: how many rounds have ended so far because a worker failed; `changes`: because nodes were lost or have
-    joined. Both are the same on all nodes. `job`: identifies this start of the job, in all of its rounds.
+    Attributes:
+        number: The number of the round, from 0.
+        nodes: Its nodes, by group rank.
+        group_rank: The group rank of this node.
+        restarts: How many rounds have ended so far because a worker failed, the same on all nodes.
+        changes: How many have ended because nodes were lost or have joined, the same on all nodes.
+        job: Identifies this start of the job, in all of its rounds.
     """
 
     number: int
@@ -103,16 +124,23 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker of a node failed."""
+    """A worker of a node failed.
+
+    Attributes:
+        failure: Its failure.
+    """
 
     failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
 class NodesLost:
-    """These nodes are gone or silent, or have left; `reason` names their hosts and how the loss was noticed.
+    """Nodes are gone or silent, or have left.
 
-    If many are lost, `nodes` has the first of them, and `ranges` the group ranks of all, in pairs of first and last.
+    Attributes:
+        nodes: The lost nodes; if many are lost, the first of them.
+        reason: The names of their hosts, and how the loss was noticed.
+        ranges: If many are lost, the group ranks of all, in pairs of first and last.
     """
 
     nodes: tuple[Node, ...]
@@ -120,7 +148,14 @@ class NodesLost:
     ranges: tuple[int, ...] = ()
 
     def ids(self, roster: tuple[Node, ...]) -> set[str]:
-        """Return the ids of all lost nodes; `roster`: the nodes of the round that has ended."""
+        """Return the ids of all lost nodes.
+
+        Args:
+            roster: The nodes of the round that has ended, by group rank.
+
+        Raises:
+            Nothing.
+        """
         pairs = zip(self.ranges[::2], self.ranges[1::2])
         listed = {node.id for first, last in pairs for node in roster[first : last + 1]}
         return listed | {node.id for node in self.nodes}
@@ -128,7 +163,11 @@ class NodesLost:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """Late nodes wait, and there is room for them."""
+    """Late nodes wait, and there is room for them.
+
+    Attributes:
+        count: The number of these nodes.
+    """
 
     count: int
 
@@ -138,14 +177,23 @@ class NodesWaiting:
 
 @dataclass(frozen=True, slots=True)
 class RoundBegan:
-    """Start the workers."""
+    """Start the workers.
+
+    Attributes:
+        round: The round that has begun.
+    """
 
     round: Round
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """Stop the workers and join again."""
+    """Stop the workers and join again.
+
+    Attributes:
+        number: The number of the round that has ended.
+        cause: Why.
+    """
 
     number: int
     cause: WorkerFailed | NodesLost | NodesWaiting
@@ -153,16 +201,23 @@ class RoundEnded:
 
 @dataclass(frozen=True, slots=True)
 class AllSucceeded:
-    """The workers of every node of the round have succeeded."""
+    """The workers of every node of the round have succeeded.
+
+    Attributes:
+        number: The number of the round.
+    """
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class JobClosed:
-    """No more rounds follow: stop the workers, if there are any. `failure`: the worker's failure that closed the job.
+    """No more rounds follow: stop the workers, if there are any.
 
-    `completed`: the workers of all nodes of the last round have succeeded, and this node was not part of it.
+    Attributes:
+        reason: Why, in one line.
+        failure: The worker's failure that closed the job; None if none did.
+        completed: Whether the workers of all nodes of the last round have succeeded, and this node was not part of it.
     """
 
     reason: str
@@ -172,21 +227,33 @@ class JobClosed:
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """The others took this node for lost and have gone on: stop the workers, and join again to come back."""
+    """The others took this node for lost and have gone on: stop the workers, and join again to come back.
+
+    Attributes:
+        reason: Why they did, in one line.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message for the user: which nodes the rendezvous waits for, or that the store is silent."""
+    """A message for the user: which nodes the rendezvous waits for, or that the store is silent.
+
+    Attributes:
+        text: The message.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousBroken:
-    """The node cannot take part any more: the store is lost, or no round has begun in time."""
+    """The node cannot take part any more: the store is lost, or no round has begun in time.
+
+    Attributes:
+        reason: Why, in one line.
+    """
 
     reason: str
 

@@ -16,9 +16,14 @@ _GROUP = "ronde.clusters"
 
 
 def registered_cluster(name: str) -> Cluster:
-    """Return a new cluster of that name.
+    """Return a new cluster of a name, such as "spark".
 
-    Raises UsageError if no installed package has registered it, or if its platform is not installed.
+    Args:
+        name: The name of an entry point of the group `ronde.clusters`.
+
+    Raises:
+        UsageError: No installed package has registered the name, its platform is not installed, or the cluster cannot
+            be made, for example because there is no Spark session.
     """
     from importlib.metadata import entry_points  # here, because it is slow and seldom needed
 

@@ -28,13 +28,28 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class RendezvousConfig:
-    """How the nodes of the job find each other. Fields without a description here are described in `Rules`.
+    """How the nodes of the job find each other.
 
-    `backend`: a name in the registry; `alone` for one node without a store. `endpoint`: host:port, a path, or URLs,
-    depending on the backend. `run_id`: the name of the job. `options`: --rdzv-conf, as given. `node_rank`: the given
-    group rank of this node, -1 if none is given. `exit_barrier_ns`: how long a node that has succeeded waits for the
-    others. `start_timeout_ns`: how long to wait for the store. `supply`: the number of nodes that will ever exist; None
-    if others may take the place of lost ones.
+    Attributes:
+        backend: A name in the registry; "alone" (default) for one node without a store.
+        endpoint: host:port, a path, or URLs, depending on the backend.
+        run_id: The name of the job.
+        min_nodes: The least number of nodes of a round (1).
+        max_nodes: The greatest number of nodes of a round (1).
+        node_rank: The given group rank of this node; -1 (default): none.
+        spares: How many nodes may wait for a place without limit (0).
+        join_timeout_ns: How long other nodes wait for a place, in nanoseconds (600 s).
+        last_call_ns: How long a round with the minimum of nodes waits for more, in nanoseconds (30 s).
+        heartbeat_ns: The interval between heartbeats, in nanoseconds (5 s).
+        missing_heartbeats: After how many missing heartbeats a node is lost (3).
+        exit_barrier_ns: How long a node that has succeeded waits for the others, in nanoseconds (300 s).
+        start_timeout_ns: How long to wait for the store, in nanoseconds (300 s).
+        options: --rdzv-conf, as given.
+        min_slots: The least number of slots that the nodes of a round have together (0).
+        supply: The number of nodes that will ever exist; None (default) if others may take the place of lost ones.
+        gives_way: When no restart is left, a failed worker takes its node out of the job and does not end the job
+            (false).
+        longest_end_ns: How long the workers of a node may take to end, in nanoseconds (0).
     """
 
     backend: str = "alone"
@@ -57,15 +72,29 @@ class RendezvousConfig:
     longest_end_ns: int = 0
 
     def rules(self, **given: bool) -> Rules:
-        """Return the parameters for the machines; `given`: those that the backend decides."""
+        """Return the parameters for the machines.
+
+        Args:
+            given: Those that the backend decides: `places_are_given` and `rehost`.
+
+        Raises:
+            Nothing.
+        """
         return Rules(**{name: getattr(self, name) for name in _SHARED}, **given)
 
     @property
     def silence_ns(self) -> int:
-        """After how much silence a node, or the store, counts as lost."""
+        """After how much silence a node, or the store, counts as lost, in nanoseconds."""
         return self.rules().silence_ns
 
     def truth(self, option: str) -> bool | None:
-        """Return the value of a yes-or-no option, None if it is not given. Raises UsageError if it is neither."""
+        """Return the value of a yes-or-no option, None if it is not given.
+
+        Args:
+            option: Its name in `options`.
+
+        Raises:
+            UsageError: The value is neither yes nor no.
+        """
         text = self.options.get(option)
         return None if text is None else bool(FLAG.read(text, f"--rdzv-conf {option}={text}"))

@@ -33,17 +33,31 @@ _registered: dict[str, Factory] = {}
 
 
 def register(name: str, factory: Factory) -> None:
-    """Register `name` as a backend of this process. Raises UsageError if the name is taken."""
+    """Register a backend of the rendezvous in this process.
+
+    Args:
+        name: The value of `RendezvousConfig.backend` that chooses it.
+        factory: Takes a RendezvousConfig and the job key, and returns the node's `Rendezvous`.
+
+    Raises:
+        UsageError: The name is taken.
+    """
     if name in _OURS or name in _registered:
         raise UsageError(f"there is already a rendezvous backend {name!r}")
     _registered[name] = factory
 
 
 def create(config: RendezvousConfig, key: JobKey) -> Rendezvous:
-    """Return this node's part in the rendezvous that the config describes; `key`: the job key.
+    """Return this node's part in the rendezvous that the config describes.
 
-    Returns at once; an event reports whether the store can be reached. Raises UsageError if the config is invalid, the
-    address to serve is taken, or the backend is unknown.
+    Returns at once; an event reports whether the store can be reached.
+
+    Args:
+        config: The user's configuration.
+        key: The job key.
+
+    Raises:
+        UsageError: The config is invalid, the address to serve is taken, or the backend is unknown.
     """
     if not 1 <= config.min_nodes <= config.max_nodes:
         raise UsageError(
@@ -69,14 +83,22 @@ def _factory(name: str) -> Factory:
 
 
 def names() -> list[str]:
-    """Return the names of all backends, including those of installed third parties."""
+    """Return the names of all backends, including those of installed third parties.
+
+    Raises:
+        Nothing.
+    """
     from importlib.metadata import entry_points
 
     return sorted({*_OURS, *_registered, *(point.name for point in entry_points(group=_GROUP))})
 
 
 def torchruns_names() -> list[str]:
-    """Return the names of installed third-party handlers for torchrun, which Ronde cannot use."""
+    """Return the names of installed third-party handlers for torchrun, which Ronde cannot use.
+
+    Raises:
+        Nothing.
+    """
     from importlib.metadata import entry_points
 
     return sorted(point.name for point in entry_points(group=_TORCHRUNS_GROUP))
