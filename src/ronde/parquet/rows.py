@@ -1,8 +1,7 @@
 """Which rows of a data set each rank reads, and in which order.
 
 1. In training all ranks read the same number of rows and take the same number of steps, so no rank waits at the end of
-an
-   epoch. If the number of rows is not a multiple of the number of ranks, neighbouring ranks share a few rows.
+   an epoch. If the number of rows is not a multiple of the number of ranks, neighbouring ranks share a few rows.
 2. In validation each row is read once, because a result that counts rows twice would depend on the number of ranks.
 3. The order follows from the seed and the epoch alone, so a resumed run reads what the first one would have read.
 """
