@@ -13,6 +13,7 @@
 // every run.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -97,7 +98,8 @@ class HostGroup {
 
   // The common body of allreduce and reduce: the result on rank `only`, or on all ranks if it is < 0.
   void reduce_any(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int only);
-  void reduce_small(const Reduction& reduction, const void* in, void* out, size_t count);
+  // Reduces elements [begin, begin + count) of the `total` ones in every announcement.
+  void reduce_small(const Reduction& reduction, const void* in, void* out, size_t total, size_t begin, size_t count);
   void reduce_symmetric(const Reduction& reduction, size_t count, int only);
   void reduce_by_lanes(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count, int only);
   void reduce_scatter_staged(const Reduction& reduction, const std::byte* in, std::span<const size_t> counts,
@@ -105,6 +107,12 @@ class HostGroup {
 
   void share_staged(const std::byte* in, std::byte* out, const Parts& parts, int reader);
   void share_symmetric(std::byte* out, const Parts& parts, int reader);
+  // In a deal, a rank's blocks for the others travel in its announcement if none is larger than small_block_bytes():
+  // one behind the other, each with room for the largest.
+  size_t others() const { return static_cast<size_t>(size()) - 1; }
+  size_t small_block_bytes() const { return kSmallBytes / std::max(others(), size_t{1}); }
+  size_t small_payload_bytes(size_t largest) const { return others() * largest; }
+  static size_t small_block_index(int writer, int reader) { return size_t(reader < writer ? reader : reader - 1); }
   void deal_symmetric(std::byte* out, const Parts& to);
   void deal_staged(const std::byte* in, const Parts& from, std::byte* out, const Parts& to, size_t largest);
 

@@ -1,12 +1,15 @@
 // Collectives among the ranks of one host that move bytes without arithmetic: share (all-gather, broadcast, gather) and
 // deal (all-to-all, scatter).
 //
+// Small: the bytes travel inside the announcement. In a deal each rank decides for the blocks that it sends.
+//
 // Symmetric: every rank copies its bytes out of the others' buffers.
 //
 // Staged. Share: each rank fills its lanes, all of them as one area, with the next window of its bytes, and every other
 // rank (or the one reader) copies the window out. Deal: the same with one lane per reader.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "host_group.h"
 #include "take_over.h"
@@ -125,21 +128,51 @@ void HostGroup::share_staged(const std::byte* in, std::byte* out, const Parts& p
 
 void HostGroup::deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to) {
   // No rank knows all sizes, but all ranks must pass the same number of windows. So each announces its largest size.
-  // It also announces where its blocks begin, because a rank that reads them knows only the places of its own.
-  const size_t own_largest = *std::max_element(from.sizes.begin(), from.sizes.end());
-  const SymmetricSegments::Pin pin(symmetric_);
-  const Places places = places_of(in, end_of(from));
-  exchange_announcements(call, own_largest, &places, from.offsets.data(), from.offsets.size_bytes());
-  size_t largest = 0;
-  for (int p = 0; p < size(); ++p) largest = std::max<size_t>(largest, announcement(p).value);
   const auto* source = static_cast<const std::byte*>(in);
   auto* target = static_cast<std::byte*>(out);
-  if (to.sizes[index_] > 0) copy_own(target + to.offsets[index_], source + from.offsets[index_], to.sizes[index_]);
-  if (largest == 0) return;
-  if (is_symmetric(&Places::in)) {
-    deal_symmetric(target, to);
+  size_t own_largest = 0;
+  for (int p = 0; p < size(); ++p) {
+    if (p != index_) own_largest = std::max(own_largest, from.sizes[p]);
+  }
+  const SymmetricSegments::Pin pin(symmetric_);
+  const bool is_small = own_largest <= small_block_bytes();
+  if (is_small) {
+    const Places places = places_of(nullptr, 0);
+    std::byte blocks[kSmallBytes];
+    for (int p = 0; p < size(); ++p) {
+      if (p == index_ || from.sizes[p] == 0) continue;
+      std::memcpy(blocks + small_block_index(index_, p) * own_largest, source + from.offsets[p], from.sizes[p]);
+    }
+    exchange_announcements(call, own_largest, &places, blocks, small_payload_bytes(own_largest));
   } else {
-    deal_staged(source, from, target, to, largest);
+    // It also announces where its blocks begin, because a rank that reads them knows only the places of its own.
+    const Places places = places_of(in, end_of(from));
+    exchange_announcements(call, own_largest, &places, from.offsets.data(), from.offsets.size_bytes());
+  }
+  if (to.sizes[index_] > 0) copy_own(target + to.offsets[index_], source + from.offsets[index_], to.sizes[index_]);
+
+  size_t largest = 0;  // of the ranks whose blocks are not in their announcements
+  for (int p = 0; p < size(); ++p) {
+    const size_t theirs = announcement(p).value;
+    if (theirs > small_block_bytes()) {
+      largest = std::max(largest, theirs);
+    } else if (p != index_ && to.sizes[p] > 0) {
+      std::byte* const block =
+          announcement(p).payload(small_payload_bytes(theirs)) + small_block_index(p, index_) * theirs;
+      std::memcpy(target + to.offsets[p], block, std::min(to.sizes[p], theirs));
+      if (size() == 2) take_over(block, theirs);
+    }
+  }
+  if (largest == 0) return;
+  std::vector<size_t> sending(from.sizes.begin(), from.sizes.end()), arriving(to.sizes.begin(), to.sizes.end());
+  if (is_small) std::fill(sending.begin(), sending.end(), 0);
+  for (int p = 0; p < size(); ++p) {
+    if (announcement(p).value <= small_block_bytes()) arriving[p] = 0;
+  }
+  if (is_symmetric(&Places::in)) {
+    deal_symmetric(target, {arriving, to.offsets});
+  } else {
+    deal_staged(source, {sending, from.offsets}, target, {arriving, to.offsets}, largest);
   }
 }
 

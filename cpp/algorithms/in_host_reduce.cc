@@ -58,7 +58,7 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
   const size_t bytes = count * reduction.item_bytes();
   if (bytes <= kSmallBytes) {
     exchange_announcements(call, 0, nullptr, in, bytes);
-    if (only < 0 || only == index_) reduce_small(reduction, in, out, count);
+    if (only < 0 || only == index_) reduce_small(reduction, in, out, count, 0, count);
     return;
   }
   const bool wants_result = only < 0 || only == index_;
@@ -72,14 +72,17 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
   }
 }
 
-void HostGroup::reduce_small(const Reduction& reduction, const void* in, void* out, size_t count) {
-  const size_t bytes = count * reduction.item_bytes();
+void HostGroup::reduce_small(const Reduction& reduction, const void* in, void* out, size_t total, size_t begin,
+                             size_t count) {
+  const size_t item = reduction.item_bytes();
   const void* sources[kMaxLocalSize];
   for (int local = 0; local < size(); ++local) {
-    sources[local] = local == index_ ? in : announcement(local).payload(bytes);
+    const auto* values =
+        local == index_ ? static_cast<const std::byte*>(in) : announcement(local).payload(total * item);
+    sources[local] = values + begin * item;
   }
   ronde::reduce(reduction, out, sources, size(), count);
-  if (size() == 2) take_over(announcement(1 - index_).payload(bytes), bytes);
+  if (size() == 2) take_over(announcement(1 - index_).payload(total * item) + begin * item, count * item);
 }
 
 void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count, int only) {
@@ -163,6 +166,10 @@ void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, con
   std::vector<size_t> offsets(counts.size());
   for (size_t p = 1; p < counts.size(); ++p) offsets[p] = offsets[p - 1] + counts[p - 1];
   const size_t total = offsets.back() + counts.back();
+  if (total * item <= kSmallBytes) {
+    exchange_announcements(call, 0, nullptr, in, total * item);
+    return reduce_small(reduction, in, out, total, offsets[index_], counts[index_]);
+  }
 
   const SymmetricSegments::Pin pin(symmetric_);
   const Places places = places_of(in, total * item);

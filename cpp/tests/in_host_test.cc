@@ -204,6 +204,72 @@ bool moves_are_staged(int size, size_t count, bool others_drop) {
   });
 }
 
+// Rank r sends rank p (r + 2 p) % 4 * step(r) bytes.
+std::vector<size_t> sizes_of(int rank, int size, const std::function<size_t(int)>& step) {
+  std::vector<size_t> sizes;
+  for (int p = 0; p < size; ++p) sizes.push_back(static_cast<size_t>((rank + 2 * p) % 4) * step(rank));
+  return sizes;
+}
+
+// All-to-all of ragged blocks and reduce-scatter of ragged counts, several times, so that both parities occur.
+// `step(rank)`: the unit of the rank's blocks in bytes.
+bool small_calls_are_staged(int size, const std::function<size_t(int)>& step, bool is_symmetric = false) {
+  constexpr size_t kPartBytes = 1 << 20;
+  const auto memory = memory_of(static_cast<size_t>(size) * kPartBytes);
+  return run(size, 4096, [&](HostGroup& group, SymmetricSegments& symmetric) {
+    const int index = group.index();
+    const auto byte_of = [](int from, int to, size_t i) { return static_cast<unsigned char>(i * 7 + from * 31 + to); };
+    const std::vector<size_t> sending = sizes_of(index, size, step);
+    std::vector<size_t> arriving, from(sending.size()), to(sending.size());
+    for (int p = 0; p < size; ++p) arriving.push_back(sizes_of(p, size, step)[static_cast<size_t>(index)]);
+    std::exclusive_scan(sending.begin(), sending.end(), from.begin(), size_t{0});
+    std::exclusive_scan(arriving.begin(), arriving.end(), to.begin(), size_t{0});
+    std::vector<unsigned char> private_in(from.back() + sending.back());
+    auto* const in =
+        is_symmetric ? reinterpret_cast<unsigned char*>(symmetric.own_part(symmetric.add(memory, kPartBytes, index)))
+                     : private_in.data();
+    CHECK(private_in.size() <= kPartBytes);
+    for (int p = 0; p < size; ++p) {
+      const auto place = static_cast<size_t>(p);
+      for (size_t i = 0; i < sending[place]; ++i) in[from[place] + i] = byte_of(index, p, i);
+    }
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      std::vector<unsigned char> out(to.back() + arriving.back());
+      group.deal(call_of(Kind::kAlltoall, 0), in, {sending, from}, out.data(), {arriving, to});
+      for (int p = 0; p < size; ++p) {
+        const auto place = static_cast<size_t>(p);
+        for (size_t i = 0; i < arriving[place]; ++i) CHECK(out[to[place] + i] == byte_of(p, index, i));
+      }
+      std::vector<size_t> counts;
+      for (int p = 0; p < size; ++p) counts.push_back(static_cast<size_t>(p * 3 % 5));
+      const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+      const size_t begin = std::accumulate(counts.begin(), counts.begin() + index, size_t{0});
+      std::vector<float> values = values_of(index, total);
+      const std::vector<float> sums = sums_of(size, total);
+      float* const share = values.data() + begin;  // in place
+      group.reduce_scatter(call_of(Kind::kReduceScatter, total), {DType::kFloat32, ReduceOp::kSum, 1}, values.data(),
+                           counts, share);
+      CHECK(
+          std::equal(share, share + counts[static_cast<size_t>(index)], sums.begin() + static_cast<ptrdiff_t>(begin)));
+    }
+  });
+}
+
+void test_small_calls() {
+  for (const int size : {1, 2, 3, 5, 64}) {
+    const size_t room = kSmallBytes / static_cast<size_t>(std::max(size - 1, 1)) / 3;
+    for (const size_t step : {size_t{0}, size_t{1}, size_t{16}, room}) {
+      CHECK(!small_calls_are_staged(size, [&](int) { return step; }));
+    }
+  }
+  // Some ranks have blocks that travel in their announcements, others larger ones.
+  const auto mixed = [](int rank) { return rank % 2 == 0 ? size_t{2} : size_t{5'000}; };
+  for (const int size : {2, 3, 5, 20}) {
+    CHECK(small_calls_are_staged(size, mixed));
+    CHECK(!small_calls_are_staged(size, mixed, true));
+  }
+}
+
 // A segment that is older than the 64 newest, of which all ranks pass the same place.
 void test_old_segment() {
   constexpr size_t kCount = 5'000;
@@ -259,6 +325,7 @@ int main() {
   ronde::test_pins();
   ronde::test_symmetric_memory();
   ronde::test_old_segment();
+  ronde::test_small_calls();
   for (const int size : {2, 3, 43, 48, 64}) ronde::test_sums(size, 256 * 1024, 200'000);
   for (const size_t staging_bytes : {1, 4096, 8192}) ronde::test_sums(3, staging_bytes, 50'000);
   ronde::test_moves(64, 256 * 1024, 3'000);
