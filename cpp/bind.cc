@@ -22,6 +22,7 @@
 #include "bind_array.h"
 #include "bind_border.h"
 #include "bind_connections.h"
+#include "bind_ready_arrays.h"
 #include "communicator.h"
 #include "shape_word.h"
 
@@ -307,6 +308,7 @@ NB_MODULE(_native, module) {
                                                         ronde::ReduceOp::kSum, size, hosts));
       },
       "bytes"_a, "size"_a, "hosts"_a);
+  ronde::bind_ready_arrays(communicator);
   ronde::bind_centers(module);
   ronde::bind_connections(module);
   ronde::bind_store(module);

@@ -181,8 +181,10 @@ class Communicator:
         """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere."""
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
+        if self._native.reduce(x, out, op, self._root(root)):
+            return out if self.rank == root else None
         given = operand(x)
-        if self.rank != self._root(root):
+        if self.rank != root:
             self._native.reduce_as(given.memory, None, given.dtype, op, root, given.shape)
             return None
         goal = target(given, given.shape, out)
@@ -196,6 +198,8 @@ class Communicator:
         """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
+        if out is not None and self._native.reduce_scatter(x, out, op):
+            return out
         given = self._with_axis(x, "reducescatter")
         rows = even_split(given.row_count, self.size)
         goal = target(given, (rows[self.rank], *given.row_shape), out)
@@ -212,8 +216,12 @@ class Communicator:
 
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
         """
+        rows = self._native.gather(x, out, -1)
+        if rows == [] and out is not None:
+            return out
         given = operand(x)
-        rows = self._exchange(Kind.allgather, given)
+        if rows is None:
+            rows = self._exchange(Kind.allgather, given)
         with self._awaited("allgather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
         row_bytes = given.row_bytes
@@ -223,9 +231,12 @@ class Communicator:
 
     def gather(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT | None:
         """Concatenate like `allgather`. Return the result at `root`, None elsewhere."""
+        rows = self._native.gather(x, out, self._root(root))
+        if rows == []:
+            return out if self.rank == root else None
         given = operand(x)
-        self._root(root)
-        rows = self._exchange(Kind.gather, given, root)
+        if rows is None:
+            rows = self._exchange(Kind.gather, given, root)
         row_bytes = given.row_bytes
         sizes = [row * row_bytes for row in rows]
         if self.rank != root:
@@ -242,6 +253,8 @@ class Communicator:
     def broadcast(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT: ...
     def broadcast(self, x: ArrayT | Number, root: int = 0, *, out: ArrayT | None = None) -> Any:
         """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place."""
+        if out is not None and self._native.broadcast(x, out, self._root(root)):
+            return out
         given = operand(x)
         goal = target(given, given.shape, out)
         if self.rank == self._root(root) and goal.result is not x:
@@ -255,8 +268,11 @@ class Communicator:
         Only `root` passes `x`. The other ranks get NumPy arrays, or `out`.
         """
         at_root = self.rank == self._root(root)
+        words = self._native.scatter(x if at_root else None, out, root)
+        if words == []:
+            return out
         given = self._with_axis(x, "scatter") if at_root else None
-        told = self._tell_shape(given, root)
+        told = self._tell_shape(given, root, words)
         rows = even_split(told.row_count, self.size)
         with self._awaited("scatter"):
             goal = late_target(told, (rows[self.rank], *told.row_shape), out)
@@ -269,11 +285,15 @@ class Communicator:
         self, x: ArrayT, splits: Sequence[int] | None = None, *, out: ArrayT | None = None
     ) -> ArrayT:
         """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order."""
+        receiving = self._native.alltoall(x, out) if splits is None else None
+        if receiving == [] and out is not None:
+            return out
         given = self._with_axis(x, "alltoall")
         sending = row_counts(splits, given.row_count, self.size)
         if out is not None and arrays.overlap(given.memory, operand(out).memory):
             raise UsageError("alltoall cannot work in place: out must be other memory than x")
-        receiving = self._exchange_rows(given, sending)
+        if receiving is None:
+            receiving = self._exchange_rows(given, sending)
         with self._awaited("alltoall"):
             goal = late_target(given, (sum(receiving), *given.row_shape), out)
         row_bytes = given.row_bytes
@@ -477,17 +497,22 @@ class Communicator:
         self._native.alltoall_as(telling, sizes, told, sizes, given.dtype, given.row_shape, sealed=True)
         return told.tolist()  # type: ignore[no-any-return]
 
-    def _tell_shape(self, given: Operand | None, root: int) -> Operand:
-        """Return the root's operand; on other ranks one without memory, of the root's dtype and shape."""
-        words = np.zeros(_SHAPE_WORDS, np.int64)
-        if given is not None:
-            words[: 2 + len(given.shape)] = [given.dtype, len(given.shape), *given.shape]
-        self._native.broadcast_as(words, DType.int64, root, Kind.scatter, words.shape, sealed=True)
+    def _tell_shape(self, given: Operand | None, root: int, words: list[int] | None) -> Operand:
+        """Return the root's operand; on other ranks one without memory, of the root's dtype and shape.
+
+        `words`: what the root has told already.
+        """
+        if words is None:
+            message = np.zeros(_SHAPE_WORDS, np.int64)
+            if given is not None:
+                message[: 2 + len(given.shape)] = [given.dtype, len(given.shape), *given.shape]
+            self._native.broadcast_as(message, DType.int64, root, Kind.scatter, message.shape, sealed=True)
+            words = message.tolist()
         if given is not None:
             return given
         with self._awaited("scatter"):
-            dtype = DType(int(words[0]))
-            shape = tuple(int(word) for word in words[2 : 2 + int(words[1])])
+            dtype = DType(words[0])
+            shape = tuple(words[2 : 2 + words[1]])
             return Operand(None, dtype, shape, np.empty(0, _numpy_dtype(dtype)))
 
 

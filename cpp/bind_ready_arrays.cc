@@ -1,0 +1,213 @@
+// Whole collectives in one native call, for arrays that need no preparation: with small arrays the steps in Python take
+// several times as long as the communication.
+//
+// Nothing here raises an error about arguments. Whatever is not as it should be is left to ronde/comm/communicator.py,
+// which makes the same calls of the communicator in the same order: one rank may come this way, and another that way.
+#include "bind_ready_arrays.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "bind_array.h"
+#include "bind_border.h"
+#include "shape_word.h"
+
+namespace ronde {
+namespace {
+
+using Sizes = std::vector<size_t>;
+
+// What an operation with two steps has done: nothing (none), everything (an empty list), or the first step alone, which
+// told the words in the list.
+using Outcome = std::optional<std::vector<uint64_t>>;
+const Outcome kNothing = std::nullopt, kEverything = std::vector<uint64_t>{};
+
+bool load(Array& array, nb::handle object, bool writable) {
+  return !object.is_none() && array.load(object, writable) && array.dtype().has_value();
+}
+
+bool overlap(const Array& a, const Array& b) {
+  const auto *one = static_cast<const std::byte*>(a.data()), *other = static_cast<const std::byte*>(b.data());
+  return one < other + b.bytes() && other < one + a.bytes();
+}
+
+// Rows: the entries of the first axis. An array without axes is one row.
+size_t row_count(const Array& array) { return array.axes().empty() ? 1 : static_cast<size_t>(array.axes()[0]); }
+std::span<const int64_t> row_shape(const Array& array) {
+  return array.axes().subspan(std::min<size_t>(array.axes().size(), 1));
+}
+size_t items_of(std::span<const int64_t> shape) {
+  size_t items = 1;
+  for (const int64_t length : shape) items *= static_cast<size_t>(length);
+  return items;
+}
+size_t row_items(const Array& array) { return items_of(row_shape(array)); }
+
+// `units` for each of so many rows.
+Sizes times(std::span<const uint64_t> rows, size_t units) {
+  Sizes sizes;
+  for (const uint64_t count : rows) sizes.push_back(count * units);
+  return sizes;
+}
+
+// The first ranks get one row more than the others if the rows cannot be split evenly.
+std::vector<uint64_t> even_split(size_t rows, size_t size) {
+  std::vector<uint64_t> counts;
+  for (size_t rank = 0; rank < size; ++rank) counts.push_back(rows / size + (rank < rows % size ? 1 : 0));
+  return counts;
+}
+
+// Whether `out` has room for exactly these rows.
+bool is_for_rows(const Array& out, DType dtype, std::span<const int64_t> shape, uint64_t rows) {
+  return out.dtype() == dtype && !out.axes().empty() && row_count(out) == rows &&
+         std::ranges::equal(row_shape(out), shape);
+}
+
+// The input and the result of an operation that keeps the shape; `out` may be `x`.
+struct InOut {
+  Array in, separate;
+  bool is_in_place = false;
+
+  bool load(nb::handle x, nb::handle out) {
+    is_in_place = out.is(x);
+    if (!ronde::load(in, x, is_in_place)) return false;
+    if (is_in_place) return true;
+    return ronde::load(separate, out, true) && separate.dtype() == in.dtype() && separate.has_shape_of(in) &&
+           !overlap(in, separate);
+  }
+  void* result() const { return is_in_place ? in.data() : separate.data(); }
+};
+
+bool reduce_ready(Communicator& communicator, nb::handle x, nb::handle out, int op, int root) {
+  InOut arrays;
+  const bool is_root = communicator.rank() == root;
+  if (!(is_root ? arrays.load(x, out) : load(arrays.in, x, false))) return false;
+  const Array& in = arrays.in;
+  without_gil(communicator, [&] {
+    communicator.reduce(in.data(), is_root ? arrays.result() : nullptr, in.count(), *in.dtype(),
+                        static_cast<ReduceOp>(op), root, word_of_shape(in.axes()));
+  });
+  return true;
+}
+
+bool broadcast_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+  InOut arrays;
+  if (!arrays.load(x, out)) return false;
+  const Array& in = arrays.in;
+  without_gil(communicator, [&] {
+    const bool copies = communicator.rank() == root && !arrays.is_in_place && in.bytes() > 0;
+    if (copies) std::memcpy(arrays.result(), in.data(), in.bytes());
+    communicator.broadcast(arrays.result(), in.count(), *in.dtype(), root, Kind::kBroadcast, word_of_shape(in.axes()));
+  });
+  return true;
+}
+
+bool reduce_scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, int op) {
+  Array in, result;
+  if (!load(in, x, false) || in.axes().empty() || !load(result, out, true) || overlap(in, result)) return false;
+  const std::vector<uint64_t> rows = even_split(row_count(in), static_cast<size_t>(communicator.size()));
+  if (!is_for_rows(result, *in.dtype(), row_shape(in), rows[static_cast<size_t>(communicator.rank())])) return false;
+  without_gil(communicator, [&] {
+    communicator.reduce_scatter(in.data(), result.data(), times(rows, row_items(in)), *in.dtype(),
+                                static_cast<ReduceOp>(op), 0, word_of_shape(in.axes()));
+  });
+  return true;
+}
+
+// All-gather; with a root >= 0 a gather. The first step tells the ranks' rows.
+Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+  Array in, result;
+  if (!load(in, x, false)) return kNothing;
+  const bool gets_result = root < 0 || root == communicator.rank();
+  const bool has_out = gets_result && load(result, out, true) && !overlap(in, result);
+  std::vector<uint64_t> rows(static_cast<size_t>(communicator.size()));
+  bool is_done = false;
+  without_gil(communicator, [&] {
+    communicator.exchange(root < 0 ? Kind::kAllgather : Kind::kGather, *in.dtype(), root, row_items(in), row_count(in),
+                          rows, word_of_shape(row_shape(in)));
+    const uint64_t total = std::accumulate(rows.begin(), rows.end(), uint64_t{0});
+    if (gets_result && !(has_out && is_for_rows(result, *in.dtype(), row_shape(in), total))) return;
+    const Sizes sizes = times(rows, row_items(in) * size_of(*in.dtype()));
+    if (root < 0) {
+      communicator.allgather(in.data(), result.data(), sizes, *in.dtype());
+    } else {
+      communicator.gather(in.data(), result.data(), sizes, *in.dtype(), root);
+    }
+    is_done = true;
+  });
+  return is_done ? kEverything : rows;
+}
+
+// All-to-all with equally many rows for each rank. The first step tells the rows from each rank.
+Outcome alltoall_ready(Communicator& communicator, nb::handle x, nb::handle out) {
+  Array in, result;
+  const auto size = static_cast<size_t>(communicator.size());
+  if (!load(in, x, false) || in.axes().empty() || row_count(in) % size != 0) return kNothing;
+  const bool has_out = load(result, out, true);
+  if (has_out && overlap(in, result)) return kNothing;
+  const std::vector<uint64_t> sending(size, row_count(in) / size);
+  std::vector<uint64_t> rows(size);
+  bool is_done = false;
+  without_gil(communicator, [&] {
+    const uint64_t shape = word_of_shape(row_shape(in));
+    const Sizes words(size, sizeof(uint64_t));
+    communicator.alltoall(sending.data(), words, rows.data(), words, *in.dtype(), shape, true);
+    const uint64_t total = std::accumulate(rows.begin(), rows.end(), uint64_t{0});
+    if (!has_out || !is_for_rows(result, *in.dtype(), row_shape(in), total)) return;
+    const size_t row_bytes = row_items(in) * size_of(*in.dtype());
+    communicator.alltoall(in.data(), times(sending, row_bytes), result.data(), times(rows, row_bytes), *in.dtype(),
+                          shape);
+    is_done = true;
+  });
+  return is_done ? kEverything : rows;
+}
+
+// Only the root passes `x`. The first step tells the type, the number of axes and the lengths of the root's array.
+std::optional<std::vector<int64_t>> scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+  constexpr size_t kAxes = 64, kWords = 2 + kAxes;  // _SHAPE_WORDS of communicator.py
+  Array in, result;
+  const bool is_root = communicator.rank() == root;
+  if (is_root && (!load(in, x, false) || in.axes().empty() || in.axes().size() > kAxes)) return std::nullopt;
+  const bool has_out = load(result, out, true) && !(is_root && overlap(in, result));
+  std::vector<int64_t> words(kWords);
+  if (is_root) {
+    words[0] = static_cast<int64_t>(*in.dtype());
+    words[1] = static_cast<int64_t>(in.axes().size());
+    std::ranges::copy(in.axes(), words.begin() + 2);
+  }
+  without_gil(communicator, [&] {
+    const int64_t length = kWords;
+    communicator.broadcast(words.data(), words.size(), DType::kInt64, root, Kind::kScatter,
+                           word_of_shape(std::span(&length, 1)), true);
+    if (!has_out || words[1] < 1 || words[1] > static_cast<int64_t>(kAxes)) return;
+    const std::span<const int64_t> shape(words.data() + 3, static_cast<size_t>(words[1] - 1));
+    const auto rows = even_split(static_cast<size_t>(words[2]), static_cast<size_t>(communicator.size()));
+    const auto dtype = static_cast<DType>(words[0]);
+    if (!is_for_rows(result, dtype, shape, rows[static_cast<size_t>(communicator.rank())])) return;
+    const Sizes sizes = times(rows, items_of(shape) * size_of(dtype));
+    communicator.scatter(is_root ? in.data() : nullptr, result.data(), sizes, dtype, root);
+    words.clear();
+  });
+  return words;
+}
+
+}  // namespace
+
+void bind_ready_arrays(nb::class_<Communicator>& communicator) {
+  using namespace nb::literals;
+  communicator.def("reduce", &reduce_ready, "x"_a.none(), "out"_a.none(), "op"_a, "root"_a)
+      .def("broadcast", &broadcast_ready, "x"_a.none(), "out"_a.none(), "root"_a)
+      .def("reduce_scatter", &reduce_scatter_ready, "x"_a.none(), "out"_a.none(), "op"_a)
+      .def("gather", &gather_ready, "x"_a.none(), "out"_a.none(), "root"_a)
+      .def("scatter", &scatter_ready, "x"_a.none(), "out"_a.none(), "root"_a)
+      .def("alltoall", &alltoall_ready, "x"_a.none(), "out"_a.none());
+}
+
+}  // namespace ronde
