@@ -53,7 +53,8 @@ std::pair<StallHub::Blocked, std::string> StallHub::blocked() {
   std::pair<Blocked, std::string> found;
   int64_t since_ns = INT64_MAX;
   std::lock_guard lock(members_mutex_);
-  for (const auto& [_, member] : members_) {
+  for (const auto& entry : members_) {
+    const Member& member = entry.second;  // clang 15 has no lambdas that capture structured bindings
     member.waits->visit([&](const Waits::Item& item) {
       if (!item.is_awaited || item.is_running || item.since_ns >= since_ns) return;
       since_ns = item.since_ns;

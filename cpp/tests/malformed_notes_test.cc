@@ -96,7 +96,9 @@ void test_a_stream_that_fits_no_tensor() {
        [&](Cycle& cycle) { cycle.add_miss("a", gathered, {5, 4}, {}, 2, false); }},
       {"slot 100 of a cache with 100", [&](Cycle& cycle) { cycle.insert(kCapacity, "a", reduced, {}); }},
   };
-  for (const auto& [text, take_over] : cases) {
+  for (const auto& each : cases) {
+    const std::string& text = each.first;  // clang 15: lambdas capture no structured bindings
+    const std::function<void(Cycle&)>& take_over = each.second;
     std::barrier all(2);
     run({0, 1}, {}, [&](Communicator& communicator) {
       const size_t bytes = (Board::bytes(kCapacity) + 4095) / 4096 * 4096;
