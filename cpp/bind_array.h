@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 
+#include "bind_array_pattern.h"
 #include "bind_border.h"
 #include "types.h"
 
@@ -33,7 +34,9 @@ class Array {
 
   // Returns false if neither protocol exports `object` as a contiguous array in main memory.
   bool load(nb::handle object, bool writable) {
-    return PyObject_CheckBuffer(object.ptr()) ? load_buffer(object, writable) : load_dlpack(object, writable);
+    if (PyObject_CheckBuffer(object.ptr())) return load_buffer(object, writable);
+    // nanobind also exports a tensor that PyTorch refuses to export because its values are not those in memory.
+    return !is_conj_or_neg(object) && load_dlpack(object, writable);
   }
 
   // The same for a new array whose type and shape are known. It skips them because NumPy takes long to export them.

@@ -25,7 +25,16 @@ nb::object get(nb::handle object, PyObject* name) { return nb::getattr(object, n
 
 bool is_true(const nb::object& value) { return value.is(nb::handle(Py_True)); }
 
+bool says(nb::handle object, PyObject* method) {
+  PyObject* answer = PyObject_CallMethodNoArgs(object.ptr(), method);
+  if (answer == nullptr) PyErr_Clear();  // not a tensor
+  Py_XDECREF(answer);
+  return answer == Py_True;
+}
+
 }  // namespace
+
+bool is_conj_or_neg(nb::handle object) { return says(object, names().is_conj) || says(object, names().is_neg); }
 
 ArrayPattern::ArrayPattern(nb::handle example, std::vector<int64_t> shape)
     : type_(nb::borrow(example.type())),
@@ -60,7 +69,7 @@ std::optional<std::byte*> ArrayPattern::find_buffer(nb::handle array, bool is_wr
 std::optional<std::byte*> ArrayPattern::find_tensor(nb::handle tensor) const {
   const Names& name = names();
   if (!is_true(get(tensor, name.is_cpu)) || !is_true(get(tensor, name.is_contiguous)())) return std::nullopt;
-  if (is_true(get(tensor, name.is_conj)()) || is_true(get(tensor, name.is_neg)())) return std::nullopt;
+  if (is_conj_or_neg(tensor)) return std::nullopt;
   if (!get(tensor, name.shape).equal(shape_tuple_)) return std::nullopt;
   return reinterpret_cast<std::byte*>(nb::cast<uintptr_t>(get(tensor, name.data_ptr)()));
 }

@@ -17,6 +17,9 @@ namespace nb = nanobind;
 
 namespace ronde {
 
+// Returns whether the object is a tensor whose values are its memory's conjugated or negated (`x.conj()`).
+bool is_conj_or_neg(nb::handle object);
+
 class ArrayPattern {
  public:
   // `example`: a NumPy array, or a tensor.

@@ -80,6 +80,29 @@ def every_layout(world: Any) -> None:
     turned = (base + 1j * base).conj()
     same(world.broadcast(turned, root=0), turned - world.rank * (1 - 1j))
     same(world.broadcast(turned.imag, root=0), -(base - world.rank))
+    # Conjugated and negated tensors are contiguous, but their values are not those in memory.
+    assert (turned.is_conj(), turned.is_contiguous()) == (True, True)
+    total = sum(base - world.rank + rank for rank in range(world.size))
+    same(world.allreduce(turned), total * (1 - 1j))
+    assert turned[0, :1].imag.is_neg()
+    same(world.allreduce(turned[0, :1].imag), -total[0, :1])
+    rows = torch.tensor_split(total * (1 - 1j), world.size)
+    same(world.reducescatter(turned), rows[world.rank])
+    everyones = [(base - world.rank + rank) * (1 - 1j) for rank in range(world.size)]
+    same(world.allgather(turned), torch.cat(everyones))
+    same(world.scatter(turned, root=1), torch.tensor_split(everyones[1], world.size)[world.rank])
+    parts = [torch.tensor_split(each, world.size)[world.rank] for each in everyones]
+    same(world.alltoall(turned), torch.cat(parts))
+    gathered, summed = world.gather(turned, root=0), world.reduce(turned, root=0)
+    if world.rank == 0:
+        same(gathered, torch.cat(everyones))
+        same(summed, total * (1 - 1j))
+    for out in (torch.zeros_like(base + 1j).conj(), torch.zeros(1, dtype=torch.complex64).conj().imag):
+        x = base[0, :1] if out.shape == (1,) else base + 0j
+        assert world.allreduce(x, out=out) is out
+        same(out, total[0, :1] if out.shape == (1,) else total + 0j)
+    assert world.allreduce(turned, out=turned) is turned
+    same(turned, total * (1 - 1j))
 
 
 def outputs(world: Any) -> None:
