@@ -324,8 +324,17 @@ def test_a_cancelled_spark_job_releases_every_wait(context: Any, folder: Path) -
 
 
 def test_mistakes_are_named_before_any_task_starts(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
     with pytest.raises(UsageError, match="cannot be sent to workers"):
         run(sums, threading.Lock())
+    frame = SparkSession(context).range(3)
+    for captures in (lambda: context.version, lambda: [frame.count()]):
+        with pytest.raises(
+            UsageError,
+            match=r"the variable '(context|frame)' of .* is of type pyspark\S+, which exists only in",
+        ):
+            run(captures)
     with pytest.raises(UsageError, match="start_timeout"):
         run(sums, 1, start_timeout=0)
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")

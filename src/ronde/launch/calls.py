@@ -79,7 +79,9 @@ def pack_call(
     try:
         call = pickles.dumps((fn, tuple(args), dict(kwargs)))
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+        from ronde.launch.unsendable import describe_unsendable  # which only this needs
+
+        problem = describe_unsendable(error, fn, args, kwargs, pickles.dumps)
         raise UsageError(f"{name} and its arguments cannot be sent to workers: {problem}{advice}") from None
     # Of the function, or of a class or function among its arguments.
     needs_main = pickles is pickle and MAIN in call
