@@ -1,8 +1,12 @@
-"""A real Flink on this machine, for tests: a JobManager and two TaskManagers of one slot, each a JVM."""
+"""A real Flink on this machine, for tests: a JobManager and two TaskManagers of one slot, each a JVM.
+
+One cluster serves all modules of a test run, because its start takes as long as a test.
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import shutil
@@ -21,7 +25,7 @@ import pytest
 from tests.conformance.cluster_kinds import SLOTS, engine_environment
 from tests.ports import free_ports
 
-__all__ = ["Flink", "flink_cluster"]
+__all__ = ["Flink", "flink_cluster", "table_environment"]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 480  # against hanging only
@@ -73,7 +77,13 @@ class Flink:
         self._url = f"http://127.0.0.1:{rest}"
         self._folder, self._stack = folder, stack
         self._start(JOB_MANAGER)
-        self.task_managers = [self._start(TASK_MANAGER) for _ in range(SLOTS)]
+        self.task_managers: list[subprocess.Popen[bytes]] = []
+
+    def replace_lost(self) -> None:
+        """Start TaskManagers in the place of those that tests have killed, and wait until all slots are free."""
+        self.task_managers = [process for process in self.task_managers if process.poll() is None]
+        while len(self.task_managers) < SLOTS:
+            self.task_managers.append(self._start(TASK_MANAGER))
         self.wait_for_slots(SLOTS)
 
     def wait_for_slots(self, free: int) -> None:
@@ -115,13 +125,34 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def flink_cluster() -> Iterator[Flink]:
-    """Start the cluster, and the JVM by which this process talks to it."""
+    """Yield the cluster, with all its slots free. The first use starts it, and the JVM by which this process talks."""
     pytest.importorskip("pyflink", reason="PyFlink is not installed here")
     if not shutil.which("java"):
         pytest.skip("needs Java (Debian: apt install default-jre-headless)")
-    with tempfile.TemporaryDirectory(prefix="flink-") as folder, ExitStack() as stack:
-        _start_gateway()
-        yield Flink(Path(folder), stack)
+    flink = _cluster_of_this_process()
+    flink.replace_lost()
+    yield flink
+
+
+@functools.cache
+def _cluster_of_this_process() -> Flink:
+    _start_gateway()
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return Flink(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flink-"))), stack)
+
+
+def table_environment(flink: Flink, **settings: str) -> Any:
+    """Return a new environment for tables on the cluster. Keyword arguments: further settings, "__" for each dot."""
+    from pyflink.common import Configuration
+    from pyflink.datastream import StreamExecutionEnvironment
+    from pyflink.java_gateway import get_gateway
+    from pyflink.table import StreamTableEnvironment
+
+    java = get_gateway().jvm.org.apache.flink.streaming.api.environment.StreamExecutionEnvironment
+    others = {name.replace("__", "."): value for name, value in settings.items()}
+    configuration = Configuration.from_dict({**flink.settings, **others})
+    return StreamTableEnvironment.create(StreamExecutionEnvironment(java(configuration._j_configuration)))
 
 
 def _start_gateway() -> None:

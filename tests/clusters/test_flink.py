@@ -48,7 +48,7 @@ def sums(factor: int, name: str = "") -> tuple[int, float, str | None]:
 
 
 def test_a_function_runs_on_all_free_slots_and_frees_them(flink: Flink) -> None:
-    output = io.StringIO()
+    output, before = io.StringIO(), job_ids(flink)
     results = run(flink, sums, 3, env={"GREETING": "hello"}, kwargs={"name": "GREETING"}, stdout=output)
     assert results == [(0, 3.0, "hello"), (1, 3.0, "hello")]
     assert sorted(line.partition("] ")[2] for line in output.getvalue().splitlines()) == [
@@ -56,7 +56,8 @@ def test_a_function_runs_on_all_free_slots_and_frees_them(flink: Flink) -> None:
         "rank 1 is done",
     ]
     assert flink.ask("overview")["slots-available"] == SLOTS
-    assert [job["state"] for job in flink.ask("jobs/overview")["jobs"]] == ["FINISHED"]
+    (job,) = job_ids(flink) - before
+    assert flink.ask(f"jobs/{job}")["state"] == "FINISHED"
 
 
 def test_two_runs_at_once_each_in_a_slot(flink: Flink) -> None:
@@ -79,8 +80,9 @@ def test_a_job_that_is_cancelled_in_flink_ends_all_ranks(flink: Flink) -> None:
         (job,) = [job["jid"] for job in flink.ask("jobs/overview")["jobs"] if job["state"] == "RUNNING"]
         flink.ask(f"jobs/{job}?mode=cancel", "PATCH")
 
-    with concurrently(cancel), pytest.raises(WorkerError):
+    with concurrently(cancel), pytest.raises(WorkerError) as caught:
         run(flink, time.sleep, 600)
+    assert not caught.value.has_lost_task  # so an iteration with checkpoints does not start again
     wait_for_agents(0)
 
 
@@ -116,10 +118,10 @@ WAITING = "import ronde, time; ronde.run(time.sleep, (600,), np=2, cluster='flin
 
 
 def test_the_configuration_of_flink_names_the_cluster(flink: Flink, tmp_path: Path) -> None:
-    program = tmp_path / "iteration.py"
+    program, before = tmp_path / "iteration.py", job_ids(flink)
     program.write_text(ITERATION)
     subprocess.run([sys.executable, program], env=environment_for(flink, tmp_path), check=True)
-    assert flink.ask("jobs/overview")["jobs"]
+    assert len(job_ids(flink) - before) == 1
 
 
 def test_a_killed_program_leaves_nothing(flink: Flink, tmp_path: Path) -> None:
@@ -151,15 +153,21 @@ def test_the_program_of_the_page_runs(program: str, command: str, tmp_path: Path
 
 
 def test_a_killed_task_manager_ends_all_ranks(flink: Flink) -> None:
-    """Comes last, because a single TaskManager remains."""
+    """Comes last: until `flink_cluster` is used again, a single TaskManager remains."""
 
     def kill() -> None:
         wait_for_agents(SLOTS)
         flink.task_managers.pop().kill()
 
-    with concurrently(kill), pytest.raises(WorkerError):
+    with concurrently(kill), pytest.raises(WorkerError) as caught:
         run(flink, time.sleep, 600)
+    assert caught.value.has_lost_task
     wait_for_agents(0)
+
+
+def job_ids(flink: Flink) -> set[str]:
+    """Return the numbers of all jobs that the cluster has had."""
+    return {job["jid"] for job in flink.ask("jobs/overview")["jobs"]}
 
 
 def environment_for(flink: Flink, folder: Path) -> dict[str, str]:

@@ -1,13 +1,16 @@
-"""Iterative algorithms and estimators over a Flink table: the tasks run where its rows are."""
+"""Iterative algorithms over a Flink table: the tasks run where its rows are."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.clusters.flink_cluster import Flink, flink_cluster
+from tests.clusters.flink_cluster import Flink, flink_cluster, table_environment
+from tests.conformance.test_clusters import task_killer
 
 from ronde.comqueue import IterationStep, iterate, read
 from ronde.errors import RemoteError, UsageError
@@ -36,15 +39,7 @@ def flink() -> Iterator[Flink]:
 @pytest.fixture(scope="module")
 def tables(flink: Flink) -> Any:
     """A table environment on the cluster, with a source whose rows the TaskManagers make."""
-    from pyflink.common import Configuration
-    from pyflink.datastream import StreamExecutionEnvironment
-    from pyflink.java_gateway import get_gateway
-    from pyflink.table import StreamTableEnvironment
-
-    java = get_gateway().jvm.org.apache.flink.streaming.api.environment.StreamExecutionEnvironment
-    configuration = Configuration.from_dict({**flink.settings, "execution.checkpointing.interval": "1 s"})
-    environment = StreamExecutionEnvironment(java(configuration._j_configuration))
-    tables = StreamTableEnvironment.create(environment)
+    tables = table_environment(flink, execution__checkpointing__interval="1 s")
     tables.execute_sql(SOURCE)
     return tables
 
@@ -111,25 +106,24 @@ def test_mistakes(tables: Any, cluster: Any) -> None:
         iterate(sum_step, data=read(counted, {"X": ["n"], "y": "n"}), state={}, max_iter=1, on=cluster)
 
 
-def test_estimators_take_the_table(tables: Any, cluster: Any) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
-    from ronde.ml import KMeans, LinearRegression
+def test_a_lost_task_changes_no_bit_of_the_result(tables: Any, cluster: Any, tmp_path: Path) -> None:
+    lost, steps, kill_task = tmp_path / "lost", tmp_path / "steps", task_killer()
+    data = read(tables.sql_query(QUERY), {"X": ["half"]})
 
-    table = tables.sql_query(f"SELECT n, n * n AS square, 3 * n + 1 AS label FROM ({QUERY}) WHERE n < 1000")
-    n = np.arange(FIRST, 1000.0)
-    points = np.stack([n, n * n], axis=1)
-    start = points[[0, 100, 500]]
-    means = KMeans(3, init=start, on=cluster).fit(table.select(*_columns("n", "square")))
-    np.testing.assert_allclose(
-        means.cluster_centers_, KMeans(3, init=start).fit(points).cluster_centers_, rtol=1e-9
-    )
-    line = LinearRegression(on=cluster).fit(table, "label")
-    np.testing.assert_allclose(line.coef_, [3, 0], atol=1e-9)
-    with pytest.raises(ValueError, match="those of a Flink table are on the cluster: predict there"):
-        means.predict(table)
+    def step(c: IterationStep) -> None:
+        if c.task_id == 1:
+            with steps.open("a") as file:
+                file.write(f"{c.step_no} ")
+        if c.step_no == 7 and c.task_id == 1 and not lost.exists():
+            lost.touch()
+            kill_task()
+            time.sleep(600)
+        c.state.total = c.state.total * 0.1 + c.sum_blocks(lambda rows: np.sin(rows.X * c.step_no).sum())
 
+    def total(**options: Any) -> float:
+        state = iterate(step, data=data, state={"total": 0.0}, max_iter=20, on=cluster, **options).state
+        return float(state.total)
 
-def _columns(*names: str) -> list[Any]:
-    from pyflink.table.expressions import col
-
-    return [col(name) for name in names]
+    found = total(checkpoint_every=3)
+    assert steps.read_text().split() == [*map(str, range(1, 8)), *map(str, range(7, 21))]
+    assert found == total()

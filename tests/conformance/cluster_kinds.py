@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.conformance.cutting_relay import CuttingRelay
 from tests.conftest import MARK_NAME, MARK_VALUE
 
 from ronde.launch.clusters.base import Cluster
@@ -25,6 +26,7 @@ from ronde.testing.hosts import Hosts
 
 __all__ = [
     "KINDS",
+    "SILENCED",
     "SLOTS",
     "New",
     "agent_of",
@@ -215,6 +217,56 @@ def _flink() -> Iterator[New]:
 
         yield lambda: FlinkCluster(flink.settings)
 
+
+@contextmanager
+def _silenced_dask() -> Iterator[Cluster]:
+    with dask_scheduler() as address:
+        import dask
+        from distributed import Client
+
+        from ronde.dask import DaskCluster
+
+        with (
+            dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+            silenced(address.removeprefix("tcp://")) as (there, silence),
+            Client(f"tcp://{there}") as client,
+        ):
+            cluster = DaskCluster(client)
+            silence()
+            yield cluster
+
+
+@contextmanager
+def _silenced_flink() -> Iterator[Cluster]:
+    from tests.clusters.flink_cluster import flink_cluster
+
+    with flink_cluster() as flink:
+        from ronde.flink import FlinkCluster
+
+        with silenced(f"127.0.0.1:{flink.settings['rest.port']}") as (there, silence):
+            cluster = FlinkCluster({**flink.settings, "rest.port": there.rpartition(":")[2]})
+            silence()
+            yield cluster
+
+
+@contextmanager
+def silenced(address: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield another address, host and port, of what listens at this one, and a function after which none answers there.
+
+    What listens goes on, for others.
+    """
+    host, _, port = address.rpartition(":")
+    relay = CuttingRelay(lambda: (host, int(port)), seed=0, most=1 << 60)
+    with ExitStack() as stack:
+        stack.callback(relay.close)
+        yield relay.address.removeprefix("tcp:"), stack.close
+
+
+# By kind, a cluster whose platform has stopped answering since it was made. The others need nobody's answer.
+SILENCED: dict[str, Callable[[], AbstractContextManager[Cluster]]] = {
+    "dask": _silenced_dask,
+    "flink": _silenced_flink,
+}
 
 KINDS: dict[str, Callable[[], AbstractContextManager[New]]] = {
     "local": _local,

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.conformance.cluster_kinds import KINDS, SLOTS, New, agents, parent_of
+from tests.conformance.cluster_kinds import KINDS, SILENCED, SLOTS, New, agents, parent_of
 
 from ronde.comqueue import IterationStep, iterate
-from ronde.errors import WorkerError
+from ronde.errors import UsageError, WorkerError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.base import Capacity, Cluster, Ticket
 from ronde.launch.config import LaunchConfig, WorkerSpec
@@ -52,7 +52,7 @@ class Desk:
     def slot_ended(self, slot: int, reason: str) -> None:
         self._events.put((slot, reason))
 
-    def all_ended(self, reason: str) -> None:
+    def all_ended(self, reason: str, is_loss: bool = False) -> None:
         self._events.put((ALL, reason))
 
     def tasks(self, count: int) -> dict[int, TaskConnection]:
@@ -204,6 +204,15 @@ def wait_for_capacity(cluster: Cluster, free: int) -> None:
     while (capacity := cluster.capacity()) not in (None, Capacity(SLOTS, free)):
         assert time.monotonic() < deadline, capacity
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in SILENCED])
+def test_a_platform_that_does_not_answer_is_named(kind: str) -> None:
+    with SILENCED[kind]() as cluster:
+        with pytest.raises(UsageError, match=r"answers? at .*127\.0\.0\.1:\d+: "):
+            cluster.capacity()
+        with pytest.raises((UsageError, WorkerError), match=r"^(the|no) (Dask|Flink) .* answers? |is closed"):
+            run(cluster, os.getpid)
 
 
 # With a driver

@@ -65,11 +65,11 @@ class FlinkRows:
     """
 
     def __init__(self, table: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
-        from ronde.flink.table_rows import check_columns, numeric_columns
+        from ronde.flink.table_rows import check_columns, check_streams, column_names, numeric_columns
 
-        names = list(table.get_resolved_schema().get_column_names())
-        self._selection = ColumnSelection(columns, numeric_columns(table), names, "the table")
+        self._selection = ColumnSelection(columns, numeric_columns(table), column_names(table), "the table")
         check_columns(table, self._selection.names)
+        check_streams(table)
         self._table, self._limit = table, memory_limit
 
     def __repr__(self) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from distributed import Client, Future
@@ -66,9 +67,10 @@ class DaskCluster:
         """Return the number of threads of all workers, and of those that run no task.
 
         Raises:
-            OSError: The scheduler does not answer.
+            UsageError: The scheduler does not answer, or the client is closed.
         """
-        return Capacity(sum(self._given.nthreads().values()), len(self._free_threads()))
+        with self._answering():
+            return Capacity(sum(self._given.nthreads().values()), len(self._free_threads()))
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
         """Submit a Dask task for each ticket. Those beyond the free threads wait until Dask finds a worker.
@@ -82,11 +84,9 @@ class DaskCluster:
                 although `requires_encryption` is true.
         """
         with self._requests:
-            try:
+            with self._answering():
                 client = self._connect()
                 free = self._free_threads()
-            except OSError as error:
-                raise UsageError(f"the Dask scheduler does not answer: {error}") from None
             for index, ticket in enumerate(tickets):
                 key = f"ronde-{ticket.slot}-{uuid.uuid4().hex}"
                 place = {"workers": [free[index]]} if index < len(free) else {}
@@ -116,9 +116,21 @@ class DaskCluster:
         if self._given.scheduler is None:
             raise UsageError("the Dask client is closed, or not yet connected: give an open one")
 
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Let a failure to reach the scheduler, inside a `with` block, be a UsageError."""
+        self._require_open()
+        address = self._given.scheduler.address
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(
+                f"the Dask scheduler does not answer at {address}: {error}; check that it runs, and create another "
+                "client"
+            ) from None
+
     def _connect(self) -> Client:
         if self._own is None:
-            self._require_open()
             address, security = self._given.scheduler.address, self._given.security
             _check_encryption(address, self._requires_encryption)
             self._own = Client(address, security=security, set_as_default=False, name="ronde")

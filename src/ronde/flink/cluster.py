@@ -26,7 +26,7 @@ from pyflink.util.java_utils import get_field_value
 
 from ronde.errors import UsageError
 from ronde.flink.table_rows import add_slots, environment_of
-from ronde.flink.tasks import SlotFunction, describe_failure, root_cause
+from ronde.flink.tasks import SlotFunction, describe_failure, is_cancellation, lacks_slots, root_cause
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
 
@@ -38,6 +38,9 @@ TLS, ENCRYPTED = "security.ssl.internal.enabled", "pekko.ssl.tcp"
 POLL_S = 0.2  # between questions whether the job has ended
 PAUSE_S = 1.0  # before a cancellation: a job whose tasks have ended is about to end, too
 ANSWER_S = 10  # for the JobManager to answer
+TRIES = 5  # to get slots that were free a moment before, if other jobs take them first
+
+_submitting = threading.Lock()  # Flink's environments and its planner are not made for several threads
 
 TABLE_SETTINGS = {"restart-strategy.type": "none", "python.execution-mode": "process"}  # of each job
 # Without a table, also these. The element of a subtask is a bundle, which goes to its Python worker at once.
@@ -159,18 +162,36 @@ class FlinkCluster:
         """Run a job, and report its end."""
         capacity = None
         try:
-            capacity = self._await_slots(len(tickets), is_cancelled)
-            if is_cancelled.is_set():
-                return
-            job = self._submit(tickets)
-            self._follow(job, is_cancelled)
-            job.get_job_execution_result().result()
+            for last in (*[False] * (TRIES - 1), True):
+                capacity = self._await_slots(len(tickets), is_cancelled)
+                if is_cancelled.is_set():
+                    return
+                job = self._submit(tickets)
+                self._follow(job, is_cancelled)
+                if not self._was_refused(job, last or capacity is None or capacity.total < len(tickets)):
+                    break
+        except UsageError as error:
+            events.all_ended(str(error))
         except Exception as error:
             if not is_cancelled.is_set():
-                events.all_ended(describe_failure(error, len(tickets), capacity))
+                reason = describe_failure(error, len(tickets), capacity)
+                events.all_ended(reason, is_loss=not is_cancellation(error))
         else:
             for ticket in tickets:
                 events.slot_ended(ticket.slot, "")
+
+    def _was_refused(self, job: JobClient, is_final: bool) -> bool:
+        """Return whether a job that has ended got no slots; none of its tasks has started then.
+
+        Raises the error of a job that failed otherwise, and of each if `is_final`.
+        """
+        try:
+            job.get_job_execution_result().result()
+        except Py4JJavaError as error:
+            if is_final or not lacks_slots(error):
+                raise
+            return True
+        return False
 
     def _await_slots(self, count: int, is_cancelled: threading.Event) -> Capacity | None:
         """Wait while others use slots that the job needs: Flink would not wait for them, but let the job fail.
@@ -185,7 +206,7 @@ class FlinkCluster:
     def _submit(self, tickets: Sequence[Ticket]) -> JobClient:
         name = f"Ronde: {len(tickets)} workers"
         if self._table is not None:
-            with _prepared_for_rows(self._java, len(tickets)):
+            with _submitting, _prepared_for_rows(self._java, len(tickets)):
                 add_slots(*self._table, tickets)
                 return self._environment.execute_async(name)
         stream = self._environment.from_collection([0], Types.INT()).broadcast()

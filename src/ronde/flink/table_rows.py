@@ -26,12 +26,17 @@ from ronde.launch.clusters.base import Ticket
 from ronde.launch.driver.rows_file import RowsFile
 from ronde.launch.driver.task import run_task
 
-__all__ = ["add_slots", "check_columns", "environment_of", "numeric_columns"]
+__all__ = ["add_slots", "check_columns", "check_streams", "column_names", "environment_of", "numeric_columns"]
 
 STREAM_TABLES = "org.apache.flink.table.api.bridge.java.StreamTableEnvironment"
 LONGEST_ANNOUNCEMENT = 16  # bytes; a stream of Arrow is longer
 END_OF_TIME = 2**63 - 1
 KEYS_TO_TRY = 1 << 20
+
+
+def column_names(table: Table) -> list[str]:
+    """Return the names of all columns."""
+    return list(table.get_resolved_schema().get_column_names())
 
 
 def numeric_columns(table: Table) -> list[str]:
@@ -40,7 +45,7 @@ def numeric_columns(table: Table) -> list[str]:
 
 
 def check_columns(table: Table, names: Sequence[str]) -> None:
-    """Raise UsageError if a column holds no numbers, or the environment of the table makes no streams."""
+    """Raise UsageError if a column holds no numbers."""
     types = _types(table)
     for name in names:
         kind = types[name]
@@ -50,6 +55,10 @@ def check_columns(table: Table, names: Sequence[str]) -> None:
             raise UsageError(
                 f"column {name!r} has the type {types[name]}: expected numbers or arrays of numbers"
             )
+
+
+def check_streams(table: Table) -> None:
+    """Raise UsageError if the environment of the table makes no streams."""
     if not is_instance_of(table._t_env._j_tenv, STREAM_TABLES):
         raise UsageError(
             "the environment of the table makes no streams: create it by StreamTableEnvironment.create(environment), "

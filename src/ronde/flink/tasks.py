@@ -11,7 +11,7 @@ from pyflink.datastream import ProcessFunction, RuntimeContext
 from ronde.launch.clusters.base import Capacity, Ticket
 from ronde.launch.driver.task import run_task
 
-__all__ = ["SlotFunction", "describe_failure", "root_cause"]
+__all__ = ["SlotFunction", "describe_failure", "is_cancellation", "lacks_slots", "root_cause"]
 
 # Of the last line of a Python traceback in Flink's report of a failed task.
 _PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
@@ -45,9 +45,9 @@ def describe_failure(error: Exception, wanted: int = 0, capacity: Capacity | Non
     """
     causes = _java_causes(error) or [str(error)]
     text = causes[-1]
-    if any(_CANCELLED in cause for cause in causes):
+    if is_cancellation(error):
         return "the Flink job was cancelled"
-    if any(_NO_SLOTS in cause for cause in causes):
+    if lacks_slots(error):
         there = f"{capacity.total} slots, {capacity.free} of them free" if capacity else "fewer"
         return f"the Flink job failed: it needs {wanted} slots, and Flink has {there}"
     if _NO_PYFLINK in text or _NO_RONDE in text:
@@ -58,6 +58,16 @@ def describe_failure(error: Exception, wanted: int = 0, capacity: Capacity | Non
     named = _PYTHON_ERROR.findall(text) or _SERVER_CAUSE.findall(text)
     first = named[-1] if named else text.strip().splitlines()[0]
     return f"the Flink job failed: {first.strip()}"
+
+
+def is_cancellation(error: Exception) -> bool:
+    """Return whether somebody cancelled the job."""
+    return any(_CANCELLED in cause for cause in _java_causes(error) or [str(error)])
+
+
+def lacks_slots(error: Exception) -> bool:
+    """Return whether Flink had too few slots for a job."""
+    return any(_NO_SLOTS in cause for cause in _java_causes(error) or [str(error)])
 
 
 def root_cause(error: Exception) -> str:

@@ -26,7 +26,7 @@ from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.light_dataclasses import replace
 from ronde.spark.frame_rows import run_at_rows
 from ronde.spark.submissions import Submissions
-from ronde.spark.tasks import describe_failure, run_any, run_once
+from ronde.spark.tasks import describe_failure, is_cancellation, run_any, run_once
 
 __all__ = ["SparkCluster"]
 
@@ -101,10 +101,11 @@ class SparkCluster:
         """Return how many tasks Spark can run at once, and how many more than now; None if it allocates executors.
 
         Raises:
-            Nothing.
+            UsageError: The Spark session has been stopped.
         """
-        context = self._context._jsc.sc()
+        self._require_session()
         try:
+            context = self._context._jsc.sc()
             if context.getConf().getBoolean("spark.dynamicAllocation.enabled", False):
                 return None
             profile = context.resourceProfileManager().defaultResourceProfile()
@@ -125,8 +126,7 @@ class SparkCluster:
             UsageError: The Spark session has been stopped, or PYSPARK_PIN_THREAD=false keeps this process from
                 cancelling Spark jobs.
         """
-        if self._context._jsc is None:
-            raise UsageError("the Spark session has been stopped: start a new one")
+        self._require_session()
         if environment().get("PYSPARK_PIN_THREAD", "").lower() == "false":
             raise UsageError(
                 "PYSPARK_PIN_THREAD=false keeps Ronde from cancelling its Spark jobs: leave it out"
@@ -150,6 +150,10 @@ class SparkCluster:
         with self._lock:
             submissions, self._submissions = self._submissions, Submissions(self._interrupt)
         submissions.cancel()
+
+    def _require_session(self) -> None:
+        if self._context._jsc is None:
+            raise UsageError("the Spark session has been stopped: start a new one")
 
     def _interrupt(self, group: str) -> bool:
         """Have Spark cancel the jobs of a group; return whether the session lives."""
@@ -195,7 +199,7 @@ class SparkCluster:
             if self.capabilities.elastic:
                 events.slot_ended(slots[0], reason)
             else:
-                events.all_ended(reason)
+                events.all_ended(reason, is_loss=not is_cancellation(error))
         else:
             for slot in slots:
                 events.slot_ended(slot, problems[0] if problems else "")

@@ -10,7 +10,7 @@ from pyspark import TaskContext
 
 from ronde.launch.clusters.base import Ticket
 
-__all__ = ["describe_failure", "run_any", "run_once"]
+__all__ = ["describe_failure", "is_cancellation", "run_any", "run_once"]
 
 # Of the last line of a Python traceback in Spark's report of a failed task.
 _PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
@@ -56,9 +56,7 @@ def _gpus(context: TaskContext) -> tuple[str, ...] | None:
 
 def describe_failure(error: Exception) -> str:
     """Return in one line why Spark has ended a job."""
-    text = str(error)
-    if java := getattr(error, "java_exception", None):  # Py4J's text has a hundred lines of Java
-        text = str(java.getMessage() or java.toString())
+    text = _text_of(error)
     if "No module named 'ronde'" in text:
         return (
             "the Python of the executors does not find Ronde: install it there, or set PYSPARK_PYTHON to a Python that "
@@ -66,5 +64,16 @@ def describe_failure(error: Exception) -> str:
         )
     python = _PYTHON_ERROR.findall(text)
     first = python[-1] if python else text.strip().splitlines()[0]
-    verb = "was cancelled" if re.search("cancel", text.splitlines()[0], re.IGNORECASE) else "failed"
+    verb = "was cancelled" if is_cancellation(error) else "failed"
     return f"the Spark job {verb}: {first.strip()}"
+
+
+def is_cancellation(error: Exception) -> bool:
+    """Return whether a Spark job has ended because somebody cancelled it, or stopped its session."""
+    return re.search("cancel", _text_of(error).splitlines()[0], re.IGNORECASE) is not None
+
+
+def _text_of(error: Exception) -> str:
+    if java := getattr(error, "java_exception", None):  # Py4J's text has a hundred lines of Java
+        return str(java.getMessage() or java.toString())
+    return str(error)

@@ -137,6 +137,25 @@ def test_too_few_slots_are_an_error_with_numbers() -> None:
         run_function(LateCluster(1), sizes, (1,), {}, options)
 
 
+class SilentCluster(LocalCluster):
+    """A platform that starts no task, and does not answer when the job asks for its slots."""
+
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        pass
+
+    def capacity(self) -> Capacity:
+        raise UsageError("the platform does not answer at 10.0.0.1:80")
+
+
+@pytest.mark.slow
+def test_a_platform_that_does_not_answer_is_named_and_nothing_else() -> None:
+    errors = io.StringIO()
+    options = RunOptions(2, start_timeout_ns=2 * SECOND, stderr=errors)
+    with pytest.raises(TimeoutError, match=r"registered 0 of 2 .*does not answer at 10\.0\.0\.1:80"):
+        run_function(SilentCluster(1), sizes, (1,), {}, options)
+    assert "Traceback" not in errors.getvalue()
+
+
 class CancellingCluster(LocalCluster):
     """A platform that has no room for the second task, and is told to end the first one, which still runs."""
 

@@ -92,11 +92,13 @@ class SlotEvents(Protocol):
             Nothing.
         """
 
-    def all_ended(self, reason: str) -> None:
+    def all_ended(self, reason: str, is_loss: bool = False) -> None:
         """Note that the platform has failed or cancelled the whole request. None of its tasks runs or will run.
 
         Args:
             reason: Why, in one line, such as "the Spark job was cancelled in the UI".
+            is_loss: Whether the platform ended the other tasks because it lost one, for example with its machine, so
+                that another request may succeed (False: somebody or something ended them on purpose).
 
         Raises:
             Nothing.
@@ -121,7 +123,7 @@ class Cluster(Protocol):
         """Return the present numbers of slots, or None if the platform does not report them. May take a second.
 
         Raises:
-            Nothing.
+            UsageError: The platform does not answer. The error names the platform and the place where it was asked.
         """
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:

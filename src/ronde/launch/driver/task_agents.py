@@ -117,6 +117,8 @@ class TaskAgents:
         self._gpus: dict[str, tuple[str, ...]] = {}  # by the host's id, after the barrier
         self._is_short = False  # whether tasks are missing
         self._why_all_ended = ""  # what the cluster says
+        self._was_loss = False  # what the cluster says then
+        self._all_have_ended = threading.Event()
         self._is_over = False
 
     # What the driver asks for
@@ -193,8 +195,16 @@ class TaskAgents:
 
     @property
     def has_lost_task(self) -> bool:
-        """Whether the job ran, and the cluster has not ended it as a whole: if no worker failed, a task was lost."""
-        return self._begun is not None and not self._why_all_ended
+        """Whether a task was lost while the job ran, if no worker failed; not if its tasks were ended on purpose.
+
+        A cluster that starts all tasks together ends them together, too. The driver notices that first, by their
+        connections, so it waits for what the cluster says.
+        """
+        if self._begun is None:
+            return False
+        if self._cluster.capabilities.gang:
+            self._all_have_ended.wait(LATE_NS / SECOND)
+        return self._was_loss or not self._why_all_ended
 
     def end(self) -> None:
         """Take no more tasks."""
@@ -215,9 +225,11 @@ class TaskAgents:
         """Note that the task of a slot has ended."""
         self._ends.put((slot, reason))
 
-    def all_ended(self, reason: str) -> None:
+    def all_ended(self, reason: str, is_loss: bool = False) -> None:
         """Note that all tasks have ended."""
-        self._why_all_ended = self._why_all_ended or reason
+        if not self._all_have_ended.is_set():
+            self._why_all_ended, self._was_loss = reason, is_loss
+            self._all_have_ended.set()
         self._ends.put((None, reason))
 
     def _read_ends(self) -> None:
@@ -358,7 +370,11 @@ class TaskAgents:
         held = len(self._registry.registered()) if self._is_fixed else self._driver.running_slots()
 
         def ask() -> None:
-            capacity = self._cluster.capacity()
+            try:
+                capacity = self._cluster.capacity()
+            except UsageError as error:  # the platform does not answer
+                answers.append(f"; {error}")
+                return
             if capacity is not None:
                 # The platform may learn of tasks late.
                 free = max(0, min(capacity.free, capacity.total - held))

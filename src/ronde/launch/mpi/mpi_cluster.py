@@ -46,7 +46,7 @@ class MpiCluster:
         self._job: MpiJob | None = None
 
     def capacity(self) -> Capacity | None:
-        """Return the slots of the other cluster."""
+        """Return the slots of the other cluster. Raises UsageError if it does not answer."""
         return self._cluster.capacity()
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:

@@ -115,7 +115,7 @@ class MpiJob:
         """Note that the task of a slot has ended."""
         self._ends.put((slot, reason))
 
-    def all_ended(self, reason: str) -> None:
+    def all_ended(self, reason: str, is_loss: bool = False) -> None:
         """Note that all tasks have ended."""
         self._ends.put((None, reason))
 
