@@ -51,8 +51,8 @@ def check_in_memory(X: Any, method: str, remedy: str) -> None:
         )
     if is_flink_table(X):
         raise ValueError(
-            f"{method} needs rows in memory, and those of a Flink table are on the cluster: predict there, by a pandas "
-            "function of Flink that calls the model"
+            f"{method} needs rows in memory, and those of a Flink table are on the cluster: predict there, by "
+            "ronde.ml.flink.with_predictions(table, model)"
         )
     if isinstance(X, (str, os.PathLike, RowSource, LocatedRows)):
         raise ValueError(f"{method} needs rows in memory, and X is {X!r}: {remedy}")

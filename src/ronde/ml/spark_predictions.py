@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ from numpy.typing import NDArray
 from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-from sklearn.base import is_clusterer
 
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
+from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind
 from ronde.ml.saving import from_bytes, to_bytes
 from ronde.parquet.needs import need
 from ronde.spark.columns import as_arrays
@@ -23,6 +24,13 @@ __all__ = ["with_predictions"]
 Array = NDArray[Any]
 
 ARRAY = "array<double>"
+TYPES: Mapping[OutputKind, str] = {
+    "cluster": "int",
+    "integer": "double",  # as the labels of Spark ML are
+    "number": "double",
+    "text": "string",
+    "numbers": ARRAY,
+}
 _TEMPORARY = "ronde predictions"
 
 
@@ -71,12 +79,7 @@ def _as_column(value: Column, output: _Output) -> Column:
 
 def _type_of(estimator: Any, method: str) -> str:
     """Return the type of a method's result for one row."""
-    if is_clusterer(estimator):
-        return "int"
-    sample = _result(estimator, method, np.ones((1, estimator.n_features_in_)))
-    if sample.ndim == 2:
-        return ARRAY
-    return "double" if sample.dtype.kind in "biuf" else "string"
+    return TYPES[output_kind(estimator, partial(_result, estimator, method))]
 
 
 def _result(estimator: Any, method: str, X: Array) -> Array:
@@ -96,7 +99,7 @@ def _function(content: bytes, features: str, outputs: list[_Output]) -> Callable
 
         estimator = from_bytes(content, "the model")
         for batch in batches:
-            X = _matrix(batch, features, estimator.n_features_in_)
+            X = as_matrix({features: batch}, estimator.n_features_in_, "frame.dropna()")
             yield pandas.DataFrame(
                 {
                     f"output_{number}": _series(estimator, each, X, len(batch))
@@ -117,17 +120,3 @@ def _series(estimator: Any, output: _Output, X: Array, rows: int) -> Any:
         return []
     values = _result(estimator, output.method, X)
     return list(values.astype(np.float64)) if output.type == ARRAY else values
-
-
-def _matrix(batch: Any, features: str, width: int) -> Array:
-    """Return a series of numbers or arrays as a matrix. Raises UsageError if it is none."""
-    if not len(batch):
-        return np.empty((0, width))
-    if batch.isna().any():
-        raise UsageError(f"column {features!r} has missing values: remove these rows, as by frame.dropna()")
-    try:
-        return np.asarray(np.stack(batch.to_numpy()), np.float64).reshape(len(batch), -1)
-    except ValueError:
-        raise UsageError(
-            f"the rows of column {features!r} have different lengths: expected {width} numbers in each"
-        ) from None
