@@ -90,7 +90,9 @@ def every_layout(world: Any) -> None:
     same(world.reducescatter(turned), rows[world.rank])
     everyones = [(base - world.rank + rank) * (1 - 1j) for rank in range(world.size)]
     same(world.allgather(turned), torch.cat(everyones))
-    same(world.scatter(turned, root=1), torch.tensor_split(everyones[1], world.size)[world.rank])
+    part = torch.zeros_like(rows[world.rank])
+    assert world.scatter(turned, root=1, out=part) is part
+    same(part, torch.tensor_split(everyones[1], world.size)[world.rank])
     parts = [torch.tensor_split(each, world.size)[world.rank] for each in everyones]
     same(world.alltoall(turned), torch.cat(parts))
     gathered, summed = world.gather(turned, root=0), world.reduce(turned, root=0)
