@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.columns import ColumnSelection
 from ronde.comqueue.read_ahead import read_ahead
 from ronde.parquet.rows import Columns
@@ -69,7 +70,8 @@ class ColumnRows:
         return f"{rows} rows of {self._name} need {needed / MIB:.3g} MiB, and {origin} {limit / MIB:.3g} MiB"
 
     def _blocks(self, blocks: Sequence[range]) -> Iterator[Any]:
-        """Yield the rows of consecutive ranges."""
+        """Yield the rows of consecutive ranges. The memory of blocks that nothing refers to is used again."""
+        buffers, most_rows = Buffers(), max(map(len, blocks), default=0)
         all_rows = range(blocks[0].start, blocks[-1].stop) if blocks else range(0)
         row_bytes = self._selection.row_bytes
         piece_rows = min(max(PIECE_BYTES // max(1, row_bytes), LEAST_PIECE), MOST_PIECE)
@@ -78,7 +80,7 @@ class ColumnRows:
         # Of the present piece: where it is from, how many of its rows are taken or not.
         file, used, left = ("", 0, 0)
         for block in blocks:
-            arrays, filled = self._selection.empty(len(block)), 0
+            arrays, filled = self._selection.empty(len(block), buffers, most_rows), 0
             while filled < len(block):
                 if not left:
                     columns, file = next(pieces)
@@ -87,3 +89,4 @@ class ColumnRows:
                 self._selection.fill(arrays, filled, columns, slice(used, used + count), file)
                 filled, used, left = filled + count, used + count, left - count
             yield self._selection.result(arrays)
+            del arrays

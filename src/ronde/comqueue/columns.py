@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
@@ -31,6 +32,7 @@ Part = str | Sequence[str] | None
 ColumnsOption = Part | Mapping[str, Part]
 
 _ONLY = ""  # the name of an array that has none
+ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class ArrayLayout:
     is_matrix: bool
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """How many bytes a row has."""
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 class ColumnSelection:
@@ -95,11 +102,23 @@ class ColumnSelection:
     @property
     def row_bytes(self) -> int:
         """How many bytes a row has in the arrays."""
-        return sum(each.dtype.itemsize * math.prod(each.shape) for each in self._layouts.values())
+        return sum(each.row_bytes for each in self._layouts.values())
 
-    def empty(self, rows: int) -> dict[str, Array]:
-        """Return arrays for this number of rows, which `fill` fills."""
-        return {key: np.empty((rows, *each.shape), each.dtype) for key, each in self._layouts.items()}
+    def empty(self, rows: int, buffers: Buffers, most_rows: int) -> dict[str, Array]:
+        """Return arrays for this number of rows, which `fill` fills.
+
+        They share one array of the buffers, which has the same size for all numbers of rows up to `most_rows`.
+        """
+        sizes = [
+            each.row_bytes * most_rows + -each.row_bytes * most_rows % ALIGNMENT
+            for each in self._layouts.values()
+        ]
+        memory, begin, arrays = buffers.empty(sum(sizes), np.dtype(np.uint8)), 0, {}
+        for (key, each), size in zip(self._layouts.items(), sizes):
+            used = memory[begin : begin + rows * each.row_bytes]
+            arrays[key] = used.view(each.dtype).reshape(rows, *each.shape)
+            begin += size
+        return arrays
 
     def fill(self, arrays: Mapping[str, Array], at: int, columns: Columns, rows: slice, table: str) -> None:
         """Write rows of the columns into the arrays, from row `at`. `table`: where they come from, for errors.

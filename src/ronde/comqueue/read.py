@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.cluster_rows import FlinkRows, SparkRows
 from ronde.comqueue.columns import ColumnSelection, ColumnsOption
 from ronde.comqueue.parquet_rows import parquet_rows
@@ -117,7 +118,7 @@ def _table_rows(source: Any, columns: ColumnsOption) -> ArrayRows:
     selection = ColumnSelection(columns, numeric, [field.name for field in fields], name)
     found = {each: to_array(each, table.column(each), name) for each in selection.names}
     selection.learn(found)
-    arrays = selection.empty(table.num_rows)
+    arrays = selection.empty(table.num_rows, Buffers(), table.num_rows)
     selection.fill(arrays, 0, found, slice(0, table.num_rows), name)
     return ArrayRows(selection.result(arrays), table.num_rows)
 

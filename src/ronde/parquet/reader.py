@@ -115,6 +115,9 @@ def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
 
     Raises UsageError if a value is missing, lists differ in length, or the type is none of numbers.
     """
+    plain = _plain_numbers(column)
+    if plain is not None:
+        return plain
     pa, compute = need("pyarrow"), need("pyarrow", "pyarrow.compute")
     where = f" in {file}" if file else ""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -146,3 +149,12 @@ def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
         )
     array: NDArray[np.generic] = column.to_numpy(zero_copy_only=False).reshape(shape)
     return array
+
+
+def _plain_numbers(column: Any) -> NDArray[np.generic] | None:
+    """Return the numbers of a column that need no conversion; None for all other columns."""
+    try:
+        array: NDArray[np.generic] = column.to_numpy(zero_copy_only=True)
+    except (ValueError, NotImplementedError):  # several chunks, missing values, another type
+        return None
+    return array if array.dtype.kind in "iuf" else None

@@ -98,6 +98,21 @@ def test_streamed_blocks_are_those_that_are_loaded(folder: Path) -> None:
     first.close()  # its thread ends, which a fixture checks
 
 
+def test_streamed_blocks_that_are_kept_stay_as_they_are(tmp_path: Path) -> None:
+    count, rows_each = 40, 5_000
+    numbers = np.arange(count * rows_each)
+    write(pa.table({"a": numbers * 0.5, "n": numbers, "b": numbers % 2 == 0}), tmp_path / "0.parquet", 7_000)
+    rows = read(tmp_path, {"b": "b", "X": ["a", "n"], "n": "n"})
+    blocks = [range(number * rows_each, (number + 1) * rows_each) for number in range(count)]
+    kept = []
+    for number, block in enumerate(rows.stream(blocks)):
+        if number in (3, 4, 17):
+            kept.append((blocks[number], block.b, block.X[:, 1]))  # views keep a block
+    for expected, b, n in kept:
+        assert n.tolist() == list(expected)
+        assert b.tolist() == [each % 2 == 0 for each in expected]
+
+
 def test_the_limit_decides_what_is_streamed(folder: Path) -> None:
     rows = read(folder, memory_limit=16 * 20)
     assert rows.check_memory(20, 1) == ""
