@@ -6,27 +6,23 @@ import random
 
 import pytest
 
-from ronde.core.worker_group import (
-    PATIENCE_NS,
+from ronde.core.worker_group import PATIENCE_NS, GroupPhase, Policy, WorkerGroup, name_ranks
+from ronde.core.worker_group_events import (
     Effect,
     Event,
     Exited,
     Finish,
-    GroupPhase,
     GroupTimer,
     InterruptGroup,
     NotStarted,
-    Policy,
     SetGroupTimer,
     SignalWorkers,
     Started,
     StopGroup,
     Vacated,
-    WorkerGroup,
     WorkerJoins,
     WorkerLeft,
     WorkerRaised,
-    name_ranks,
 )
 
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15

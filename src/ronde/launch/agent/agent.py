@@ -35,7 +35,8 @@ from ronde.core.agent_events import (
     WorkersGone,
 )
 from ronde.core.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
-from ronde.core.worker_group import Finish, Policy, describe_interrupt
+from ronde.core.worker_group import Policy, describe_interrupt
+from ronde.core.worker_group_events import Finish
 from ronde.job_key import JobKey
 from ronde.launch.agent.failure_report import report, report_elsewhere
 from ronde.launch.agent.node_offer import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ronde.core.rendezvous.membership import Failure
-from ronde.core.worker_group import Finish, Worker, name_ranks, signal_name
+from ronde.core.worker_group import Worker, name_ranks, signal_name
+from ronde.core.worker_group_events import Finish
 
 __all__ = ["report", "report_elsewhere"]
 

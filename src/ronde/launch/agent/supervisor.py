@@ -14,25 +14,22 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ronde.core.worker_group import (
+from ronde.core.worker_group import Policy, WorkerGroup, name_ranks, signal_name
+from ronde.core.worker_group_events import (
     Event,
     Exited,
     Finish,
     GroupTimer,
     InterruptGroup,
     NotStarted,
-    Policy,
     SetGroupTimer,
     SignalWorkers,
     Started,
     StopGroup,
     Vacated,
-    WorkerGroup,
     WorkerJoins,
     WorkerLeft,
     WorkerRaised,
-    name_ranks,
-    signal_name,
 )
 from ronde.launch.agent.outputs import WorkerOutput
 from ronde.launch.loop import Loop, Order
