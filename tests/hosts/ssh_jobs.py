@@ -37,7 +37,7 @@ elif what == "fail":
 elif what == "until":  # there are so many ranks
     while int(size) != int(sys.argv[2]):
         time.sleep(600)
-elif what == "reduce":
+elif what == "reduce" or (what == "leave" and rank != sys.argv[2]):
     import numpy
     import ronde
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,6 +67,15 @@ def test_the_first_failure_ends_all_and_is_told_once(world: World) -> None:
     assert lines[-2].endswith("on host-1")
     assert lines[-1] == "ronde: the traceback of rank 1 was:"
     assert err.splitlines()[-1] == "    RuntimeError: it is me"
+
+
+def test_a_rank_that_ends_before_those_of_other_hosts_have_joined_has_failed(world: World) -> None:
+    code, _, err = world.run("-H", world.listed(0, 1, 2), str(world.program), "leave", "1")
+    assert code == 1
+    found = re.search(
+        r"rank 1 \(pid .*\) ended with exit code 0 .* where rank [02] waits for it on host-1\n", err
+    )
+    assert found, err
 
 
 def test_a_restart_is_told_once(world: World) -> None:

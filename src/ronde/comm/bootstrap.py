@@ -102,14 +102,16 @@ def exchange_through(
     size: int,
     timeout_ns: int,
     last_refusal: Callable[[], str] = str,
+    waiting: str = "",
 ) -> Exchange:
     """Return an exchange through a store, under keys that begin with `prefix` and are deleted after use.
 
     Rank 0 collects what all ranks have stored, and stores it as one value. So the store serves a few requests of each
     rank, and not one for each pair of ranks.
 
-    `last_refusal` returns a phrase for errors about the last connection that the store refused, or "". The time counts
-    from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
+    `last_refusal` returns a phrase for errors about the last connection that the store refused, or "". `waiting`: a key
+    under which each rank writes its number with the first exchange, for agents whose workers have ended. The time
+    counts from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
     rounds = 0
@@ -126,7 +128,10 @@ def exchange_through(
     def exchange(mine: bytes) -> list[bytes]:
         nonlocal rounds
         base, rounds = f"{prefix}/{rounds}", rounds + 1
-        store.set(f"{base}/{rank}", mine)
+        if waiting and rounds == 1:
+            store.multi_set({f"{base}/{rank}": mine, waiting: b"%d" % rank})
+        else:
+            store.set(f"{base}/{rank}", mine)
         left_ns = max(0, deadline_ns - time.monotonic_ns())
         try:
             if rank == 0:
@@ -148,8 +153,11 @@ def exchange_through(
         # The last reader deletes the keys. If the store is gone by now, its host has read all keys, as this rank has.
         with suppress(PeerLostError):
             if store.add(f"{base}/read", 1) == size:
-                for name in (*map(str, range(size)), "all", "read"):  # torch's store cannot delete by prefix
-                    store.delete_key(f"{base}/{name}")
+                keys = [f"{base}/{name}" for name in (*range(size), "all", "read")]
+                if waiting and rounds == 1:
+                    keys.append(waiting)
+                for key in keys:  # torch's store cannot delete by prefix
+                    store.delete_key(key)
         return records
 
     return exchange

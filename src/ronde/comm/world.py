@@ -22,7 +22,7 @@ from ronde.core.init_method import interpret_init_arguments
 from ronde.errors import NotInitializedError
 from ronde.job_key import JobKey
 from ronde.net.host import surroundings
-from ronde.net.meeting import Meeting, meet
+from ronde.net.meeting import Meeting, meet, waiting_key, world_name
 from ronde.process import uncaught
 from ronde.settings import Settings
 
@@ -86,9 +86,10 @@ def init(
             0, 1, lambda mine: [mine], "world", deadline_ns
         )
     else:
-        if (wish.rank, wish.size, wish.store) == (None, None, None):  # the world of the launcher
+        is_launchers = (wish.rank, wish.size, wish.store) == (None, None, None)
+        if is_launchers:
             uncaught.announce_joining(identity.size)
-        _process.world = _join(identity, identity.meeting, wanted, deadline_ns)
+        _process.world = _join(identity, identity.meeting, wanted, deadline_ns, is_launchers)
 
 
 def shutdown() -> None:
@@ -138,18 +139,24 @@ def _forget_if_forked() -> None:
         _process.reset()
 
 
-def _join(identity: Identity, point: MeetingPoint, wanted: Settings, deadline_ns: int) -> Communicator:
-    """Return the world. `deadline_ns` is that of all steps, from the store to shared memory."""
+def _join(
+    identity: Identity, point: MeetingPoint, wanted: Settings, deadline_ns: int, is_launchers: bool
+) -> Communicator:
+    """Return the world. `deadline_ns` is that of all steps, from the store to shared memory.
+
+    `is_launchers`: it is the world of all workers, so agents may look whether somebody waits for it.
+    """
     if _process.meeting is None or _process.point != point:
         if _process.meeting is not None:
             _process.meeting.close()
         _process.meeting, _process.point = meet(point, identity.rank, wanted), point
         _process.generation = 0
     meeting = _process.meeting
-    purpose = f"world {_process.generation}"
+    purpose = world_name(_process.generation)
     left_ns = deadline_ns - time.monotonic_ns()
+    waiting = waiting_key(purpose) if is_launchers else ""
     exchange = exchange_through(
-        meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.last_refusal
+        meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.last_refusal, waiting
     )
     _process.generation += 1
     factory = CommunicatorFactory(wanted, meeting.key, meeting.address)

@@ -10,7 +10,7 @@ state; an event without an entry has no effect. These are all changes of state (
     Joining                             -- RoundBegan -->    Healthy
     Healthy                             -- Failing -->       Unhealthy
     Healthy                             -- WorkersGone -->   Succeeded, AwaitingVerdict
-    Unhealthy                           -- WorkersGone -->   AwaitingVerdict
+    Unhealthy, Succeeded                -- WorkersGone -->   AwaitingVerdict     rule 10
     Healthy, Unhealthy                  -- RoundEnded -->    Stopping
     Healthy, Unhealthy                  -- Ejected -->       Stopping
     Stopping                            -- WorkersGone -->   Joining
@@ -49,6 +49,8 @@ Rules
 9. The agent kills its workers at once if the others take this node for dead. They start theirs when the lease of this
    node has run out (`core/rendezvous/lease`), and a late checkpoint of the old workers might replace one of the new
    workers. The others wait for the workers of a node that leaves, so these have time to save.
+10. A worker that has ended with exit code 0 has failed if a rank of another node then waits for it in `ronde.init`
+    (`worker_group`). If it was the last one of its node, the agent learns of the end of its workers a second time.
 """
 
 from __future__ import annotations
@@ -315,7 +317,7 @@ class Agent:
     def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
         return Unhealthy(state.round, event.failure), [ReportFailure(event.failure)]
 
-    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersGone) -> Next:
+    def _judge_workers(self, now_ns: int, state: Healthy | Succeeded, event: WorkersGone) -> Next:
         if event.exit_code == 0:
             leaves_ns = now_ns + self._exit_barrier_ns
             return Succeeded(state.round, leaves_ns), [ReportSuccess(), SetAgentTimer(leaves_ns)]
@@ -432,7 +434,7 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
     (Ejected, Agent._kill_workers_and_exit, (Exiting,)),
     (Failing, Agent._report_failure, (Healthy,)),
-    (WorkersGone, Agent._judge_workers, (Healthy,)),
+    (WorkersGone, Agent._judge_workers, (Healthy, Succeeded)),
     (WorkersGone, Agent._await_verdict, (Unhealthy,)),
     (WorkersGone, Agent._join_next_round, (Stopping,)),
     (WorkersGone, Agent._finish_exit, (Exiting,)),

@@ -4,7 +4,8 @@ Rules
 
 1. If every worker ends with exit code 0, so does the job, without a message. One that does so while others run has no
    effect: ranks that still need it learn of its departure from each other, if they have met. But if another worker has
-   begun to join the world (`ronde.init`) more often, it waits in vain, and the worker that ended has failed.
+   begun to join the world (`ronde.init`) more often, it waits in vain, and the worker that ended has failed. The shell
+   finds out whether one of another node waits (`WorkerGroup.absent`), also after the last worker has ended.
 2. The first worker to fail is the cause: its exit code is the job's (128 + signal for a killed worker). A worker that
    fails because it lost a peer is the cause only until another worker fails for another reason. If two failed workers
    tell when they raised their exceptions, the earlier exception is the cause, whichever worker ends first. A worker has
@@ -62,6 +63,7 @@ from ronde.core.worker_group_events import (
     Vacated,
     WorkerJoins,
     WorkerLeft,
+    WorkerMissed,
     WorkerRaised,
 )
 from ronde.light_dataclasses import dataclass
@@ -69,6 +71,7 @@ from ronde.light_dataclasses import dataclass
 __all__ = [
     "HASTY",
     "TYPED",
+    "Absent",
     "Policy",
     "Worker",
     "WorkerGroup",
@@ -142,6 +145,11 @@ class Worker:
         return self.returncode is not None and not self.leftovers
 
     @property
+    def has_succeeded(self) -> bool:
+        """Whether it has ended with exit code 0, without a signal of the supervisor."""
+        return self.gone and self.returncode == 0 and not self.raised and not self.signum
+
+    @property
     def is_ending(self) -> bool:
         """Whether it has announced an exception and its process still runs."""
         return bool(self.raised) and self.returncode is None
@@ -192,6 +200,14 @@ class Worker:
         return f"{who} was killed by {signal_name(-self.returncode)} {took}{hint}"
 
 
+@dataclass(frozen=True)
+class Absent:
+    """A worker that has ended with exit code 0, after it had begun to join the world `joins` times."""
+
+    rank: int
+    joins: int
+
+
 class WorkerGroup:
     """The machine: one attempt at running one group of workers of given ranks."""
 
@@ -221,6 +237,15 @@ class WorkerGroup:
         return any(worker.may_be_cause for worker in self.workers.values())
 
     @property
+    def absent(self) -> Absent | None:
+        """The worker that ranks of other nodes would miss first; None if none has ended, or if the run has failed."""
+        if self._failed or self._interrupt or self._phase in (GroupPhase.STOPPING, GroupPhase.KILLING):
+            return None
+        ended = [worker for worker in self.workers.values() if worker.has_succeeded]
+        first = min(ended, key=lambda worker: (worker.joins, worker.rank), default=None)
+        return Absent(first.rank, first.joins) if first else None
+
+    @property
     def phase(self) -> GroupPhase:
         """How far the group has come."""
         return self._phase
@@ -228,7 +253,7 @@ class WorkerGroup:
     def step(self, now_ns: int, event: Event) -> list[Effect]:
         """Return the effects of the event, of which the shell learned at `now_ns` of its monotonic clock."""
         if self._phase == GroupPhase.FINISHED:
-            return []
+            return self._noted_at_the_end(event)
         match event:
             case Started():
                 self._unstarted.discard(event.rank)
@@ -238,7 +263,7 @@ class WorkerGroup:
                 effects = self._not_started(now_ns, event)
             case WorkerRaised():
                 effects = self._raised(now_ns, event)
-            case WorkerJoins() | WorkerLeft():
+            case WorkerJoins() | WorkerLeft() | WorkerMissed():
                 effects = self._noted(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
@@ -273,13 +298,15 @@ class WorkerGroup:
         worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
         return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
 
-    def _noted(self, now_ns: int, event: WorkerJoins | WorkerLeft) -> list[Effect]:
+    def _noted(self, now_ns: int, event: WorkerJoins | WorkerLeft | WorkerMissed) -> list[Effect]:
         worker = self.workers.get(event.rank)
         if worker is None:
             return []
         if isinstance(event, WorkerLeft):
             worker.has_left = True
             return []
+        if isinstance(event, WorkerMissed):
+            return self._failed_by_itself(now_ns, worker) if self._note_missed(worker, event.by) else []
         worker.joins += 1
         return self._check_joins(now_ns)
 
@@ -288,7 +315,7 @@ class WorkerGroup:
         if self._phase != GroupPhase.RUNNING:
             return []
         for worker in self.workers.values():
-            if worker.gone and worker.returncode == 0 and not worker.raised:
+            if worker.has_succeeded:
                 worker.missed_by = tuple(
                     rank
                     for rank, other in sorted(self.workers.items())
@@ -296,6 +323,20 @@ class WorkerGroup:
                 )
                 if worker.missed_by:
                     return self._failed_by_itself(now_ns, worker)
+        return []
+
+    def _note_missed(self, worker: Worker, by: int) -> bool:
+        """Note that a rank of another node waits for this worker. Return whether the worker has failed by that."""
+        if self.absent is None or not worker.has_succeeded:
+            return False
+        worker.missed_by = (by,)
+        return True
+
+    def _noted_at_the_end(self, event: Event) -> list[Effect]:
+        if isinstance(event, WorkerMissed) and (worker := self.workers.get(event.rank)):
+            if self._note_missed(worker, event.by):
+                self._failed = worker
+                return [self._finish("")]
         return []
 
     def _exited(self, now_ns: int, event: Exited) -> list[Effect]:

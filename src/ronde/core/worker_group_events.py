@@ -19,6 +19,7 @@ __all__ = [
     "Vacated",
     "WorkerJoins",
     "WorkerLeft",
+    "WorkerMissed",
     "WorkerRaised",
 ]
 
@@ -83,6 +84,17 @@ class WorkerJoins:
 
 
 @dataclass(frozen=True)
+class WorkerMissed:
+    """A rank of another node waits in `ronde.init` for this worker, which has ended with exit code 0.
+
+    `by`: the rank that waits. The only event that may come after `Finish`: it takes back one of exit code 0.
+    """
+
+    rank: int
+    by: int
+
+
+@dataclass(frozen=True)
 class Vacated:
     """The last process of an exited worker's group is gone."""
 
@@ -115,6 +127,7 @@ Event = (
     | WorkerRaised
     | WorkerJoins
     | WorkerLeft
+    | WorkerMissed
     | Exited
     | Vacated
     | InterruptGroup
@@ -141,7 +154,10 @@ class SetGroupTimer:
 
 @dataclass(frozen=True)
 class Finish:
-    """The run is over; the report shows the last output of `failed_rank`."""
+    """The run is over; the report shows the last output of `failed_rank`.
+
+    If `WorkerMissed` follows one of exit code 0, there is another one.
+    """
 
     exit_code: int
     reason: str

@@ -15,7 +15,7 @@ from ronde.net.stores.base import Store
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import Settings, environment
 
-__all__ = ["Meeting", "meet"]
+__all__ = ["Meeting", "meet", "waiting_key", "world_name"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +44,16 @@ class Meeting:
         self.store.close()
         if self.server:
             self.server.close()
+
+
+def world_name(generation: int) -> str:
+    """Return the prefix of the keys with which the ranks of a world meet; the first one has generation 0."""
+    return f"world {generation}"
+
+
+def waiting_key(name: str) -> str:
+    """Return the key under which one of the ranks that wait for others has written its number, until all have come."""
+    return f"{name}/waiting"
 
 
 def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:

@@ -286,6 +286,7 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
         screen,
         said.append,
         lambda _: None,
+        lambda _: None,
         said.append,
         lambda: None,
     )

@@ -103,6 +103,37 @@ def test_ranks_of_two_nodes_and_one_end(nodes: Nodes) -> None:
     assert end(early)[0] == 0
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_rank_that_ends_before_ranks_of_another_node_have_joined_has_failed(
+    nodes: Nodes, alone: bool
+) -> None:
+    """Also if all workers of its node have ended, so that the node has reported that they have succeeded."""
+    others = "" if alone else "if rank == 3: time.sleep(600)\n"
+    nodes.launcher.script(others + "if rank >= 2: sys.exit()\nimport ronde\nronde.init()\nprint('never')")
+    ends = list(map(end, [nodes.start("-n", "2", nodes="2") for _ in range(2)]))
+    for code, out, err in ends:
+        assert (code, "never" in out) == (1, False), err
+        assert re.search(
+            r"rank [23] \(pid \d+\) ended with exit code 0 after .* s without calling ronde.init\(\), where rank [01] "
+            r"waits for it",
+            err,
+        ), err
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_too_early_costs_an_elastic_job_a_restart(nodes: Nodes) -> None:
+    nodes.launcher.script(
+        HERE + "if rank == 1 and attempt == 0: sys.exit()\nimport ronde\nronde.init()\nprint('joined')\n"
+        "os.write(1, b'joined\\n')"
+    )
+    started = [nodes.start("--max-restarts", "1") for _ in range(2)]
+    ends = list(map(end, started))
+    assert [code for code, *_ in ends] == [0, 0], ends
+    assert all("joined" in out for _, out, _ in ends)
+    assert any("without calling ronde.init(), where rank 0 waits for it" in err for *_, err in ends), ends
+    assert all("starting all workers again (restart 1 of 1)" in err for *_, err in ends), ends
+
+
 @pytest.mark.slow
 def test_nodes_need_no_key_where_they_share_the_users_file(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

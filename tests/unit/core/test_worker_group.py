@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ronde.core.worker_group import PATIENCE_NS, GroupPhase, Policy, WorkerGroup, name_ranks
+from ronde.core.worker_group import PATIENCE_NS, Absent, GroupPhase, Policy, WorkerGroup, name_ranks
 from ronde.core.worker_group_events import (
     Effect,
     Event,
@@ -22,6 +22,7 @@ from ronde.core.worker_group_events import (
     Vacated,
     WorkerJoins,
     WorkerLeft,
+    WorkerMissed,
     WorkerRaised,
 )
 
@@ -157,6 +158,42 @@ def test_a_worker_may_end_as_soon_as_it_has_joined_the_others() -> None:
     assert story.at(3, WorkerJoins(0)) == ["timer at 6"], "a second time it waits in vain"
     story.at(4, Exited(0, 1))
     assert "without calling ronde.init() again, where rank 0 waits for it" in story.reason
+
+
+def test_a_worker_has_failed_for_which_a_rank_of_another_node_waits() -> None:
+    story = Story(2)
+    assert story.group.absent is None
+    story.at(1, WorkerJoins(1))
+    assert story.at(1, Exited(1, 0)) == []
+    assert story.group.absent == Absent(1, 1)
+    assert story.at(2, Exited(0, 0)) == ["finish 0"]
+    assert story.group.absent == Absent(0, 0), "others would wait for it first"
+    assert story.at(3, WorkerMissed(0, 7)) == ["finish 1 because of 0"]
+    assert story.reason == (
+        "rank 0 (pid 100) ended with exit code 0 after 2.0 s without calling ronde.init(), where rank 7 waits for it"
+    )
+    assert story.group.absent is None
+    assert story.at(4, WorkerMissed(0, 7)) == []
+
+
+def test_the_other_workers_of_a_missed_one_have_a_grace_period() -> None:
+    story = Story(2)
+    story.at(1, Exited(1, 0))
+    assert story.at(2, WorkerMissed(1, 7)) == ["timer at 5"]
+    assert story.at(5, GroupTimer()) == ["signal 15 to rank 0", "timer at 10"]
+    assert story.at(6, Exited(0, -SIGTERM)) == ["finish 1 because of 1"]
+
+
+def test_only_a_worker_that_has_succeeded_is_missed() -> None:
+    story = Story(3)
+    assert story.at(1, WorkerMissed(0, 7)) == []
+    story.at(1, Exited(1, 0, leftovers=True))
+    assert story.group.absent is None
+    assert story.at(2, WorkerMissed(1, 7)) == []
+    story.at(3, Exited(0, 5))
+    assert story.at(3, Vacated(1)) == []
+    assert story.group.absent is None, "the job has failed otherwise"
+    assert story.at(3, WorkerMissed(1, 7)) == []
 
 
 def test_a_process_that_a_worker_leaves_behind_may_join_in_its_place() -> None:

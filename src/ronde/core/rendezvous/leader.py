@@ -246,6 +246,7 @@ class Leader:
             self.unwatched.add(node.id)
 
     def _handle_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
+        self._succeeded.discard(sender)  # a worker has ended with exit code 0, and others wait for it
         if failure.blames_peer and len(self.roster) > 1:
             if self._doubt is None:
                 until_ns = now_ns + self._rules.longest_end_ns

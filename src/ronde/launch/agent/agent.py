@@ -35,9 +35,10 @@ from ronde.core.agent_events import (
     WorkersGone,
 )
 from ronde.core.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
-from ronde.core.worker_group import Policy, describe_interrupt
+from ronde.core.worker_group import Absent, Policy, describe_interrupt
 from ronde.core.worker_group_events import Finish
 from ronde.job_key import JobKey
+from ronde.launch.agent.absence_watch import AbsenceWatch
 from ronde.launch.agent.failure_report import report, report_elsewhere
 from ronde.launch.agent.node_offer import (
     describe_node,
@@ -214,6 +215,8 @@ class _Shell:
         stack.callback(self._rendezvous.close)
         self._starter = Starter(config, environment, self._run_id, self._say, keep=keep, reads=reads)
         stack.callback(self._starter.close)
+        self._absence = AbsenceWatch(self._loop, self._key, self._note_missed)
+        stack.callback(self._absence.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
     def run(self, report: bool) -> RunResult:
@@ -286,6 +289,14 @@ class _Shell:
             if self._alive and self._supervisor:
                 self._supervisor.note_announcement(announcement)
 
+    def _note_absent(self, absent: Absent | None) -> None:
+        if self._round and len(self._round.nodes) > 1:
+            self._absence.watch_round(self._round.nodes[0].store, absent)
+
+    def _note_missed(self, rank: int, by: int) -> None:
+        if self._supervisor:
+            self._supervisor.note_missed(rank, by)
+
     def _ring(self) -> None:
         self._step_agent(AgentTimer(self._rendezvous.serves_others()))
 
@@ -332,10 +343,12 @@ class _Shell:
         for effect in effects:
             match effect:
                 case JoinRound():
+                    self._absence.stop()
                     self._join_round()
                 case StartWorkers(round, again):
                     self._start_workers(round, again)
                 case StopWorkers(reason, at_once):
+                    self._absence.stop()
                     if self._alive and self._supervisor:
                         self._supervisor.stop_workers(reason, at_once)
                 case AgentNotice(text):
@@ -382,6 +395,7 @@ class _Shell:
             self._screen,
             self._report_failing,
             self._rendezvous.note_awaited_exit,
+            self._note_absent,
             self._end_round,
             self._read_signals,
         )

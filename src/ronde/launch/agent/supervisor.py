@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ronde.core.worker_group import Policy, WorkerGroup, name_ranks, signal_name
+from ronde.core.worker_group import Absent, Policy, WorkerGroup, name_ranks, signal_name
 from ronde.core.worker_group_events import (
     Event,
     Exited,
@@ -29,6 +29,7 @@ from ronde.core.worker_group_events import (
     Vacated,
     WorkerJoins,
     WorkerLeft,
+    WorkerMissed,
     WorkerRaised,
 )
 from ronde.launch.agent.outputs import WorkerOutput
@@ -50,8 +51,9 @@ class Supervisor:
     """The shell around one `WorkerGroup`.
 
     `failing` gets the rank whose failure is the cause, as soon as that is known; `awaiting_exit` gets whether a worker
-    has left the other ranks and still runs, when that changes; `ended` gets the end, when no process is left. All run
-    in the loop's thread. After the end, only `close` may be called, and the workers' data stay.
+    has left the other ranks and still runs, when that changes; `absent` gets the worker that other nodes would miss
+    first, when that changes; `ended` gets the end, when no process is left. All run in the loop's thread. After the
+    end, only `note_missed` and `close` may be called, and the workers' data stay.
     `heed` handles the signals that came in meanwhile; the supervisor calls it between two starts, which may take long.
     `start` raises InterruptedError if a signal has come.
     """
@@ -65,6 +67,7 @@ class Supervisor:
         screen: Screen,
         failing: Callable[[int], None],
         awaiting_exit: Callable[[bool], None],
+        absent: Callable[[Absent | None], None],
         ended: Callable[[Finish], None],
         heed: Callable[[], None],
     ) -> None:
@@ -74,10 +77,12 @@ class Supervisor:
         self._screen = screen
         self._failing = failing
         self._awaiting_exit = awaiting_exit
+        self._report_absent = absent
         self._ended = ended
         self._heed = heed
         self._cause: int | None = None  # the rank that `failing` got
         self._awaits_exit = False  # what `awaiting_exit` got
+        self._absent: Absent | None = None  # what `absent` got
         self.group = WorkerGroup((worker.rank for worker in plan.workers), policy)
         self._processes: dict[int, GroupLeader] = {}
         self._outputs: dict[int, WorkerOutput] = {}
@@ -117,6 +122,10 @@ class Supervisor:
                 self._step_group(WorkerLeft(rank))
             case "joins" if str(announcement.size) == self._plan.workers[0].environment["WORLD_SIZE"]:
                 self._step_group(WorkerJoins(rank))  # not a world that the program has made up
+
+    def note_missed(self, rank: int, by: int) -> None:
+        """Note that a rank of another node waits in `ronde.init` for this worker, which has ended."""
+        self._step_group(WorkerMissed(rank, by))
 
     def _note_exception(self, rank: int) -> None:
         for stream in self._streams[rank]:
@@ -250,6 +259,9 @@ class Supervisor:
         if self.group.awaits_exit != self._awaits_exit:
             self._awaits_exit = self.group.awaits_exit
             self._awaiting_exit(self._awaits_exit)
+        if isinstance(event, Exited | Vacated) and self.group.absent != self._absent:
+            self._absent = self.group.absent
+            self._report_absent(self._absent)
         for effect in effects:
             match effect:
                 case SignalWorkers(ranks, signum, reason):

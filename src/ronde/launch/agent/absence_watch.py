@@ -1,0 +1,118 @@
+"""Finds out whether a rank of another node waits in `ronde.init` for a worker of this node that has ended.
+
+Workers announce to the agent of their node that they begin to join (`process/uncaught`). Those of other nodes do not,
+but the first thing that a rank writes into the store of the round is its number, under a key that exists until all
+ranks have come (`net/meeting`). A thread waits for that key. It connects `DELAY_NS` after the end of the worker, so
+that it has nothing to do in a round whose workers all end together.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ronde.core.worker_group import Absent
+from ronde.job_key import JobKey
+from ronde.launch.loop import Loop, Order
+
+if TYPE_CHECKING:
+    from ronde.net.event_queue import EventQueue
+    from ronde.net.stores.base import Store
+
+__all__ = ["AbsenceWatch"]
+
+DELAY_NS = 1_000_000_000
+CONNECT_NS = 30 * 10**9
+FOREVER_NS = 10**18
+
+
+class AbsenceWatch:
+    """Watches the worker of this node that others would miss first. All methods run in the loop's thread.
+
+    `missed` gets its rank, and the rank that waits for it.
+    """
+
+    def __init__(self, loop: Loop, key: JobKey, missed: Callable[[int, int], None]) -> None:
+        self._loop = loop
+        self._key = key
+        self._missed = missed
+        self._address, self._absent = "", Absent(0, 0)
+        self._wait: _Wait | None = None
+
+    def watch_round(self, store: str, absent: Absent | None) -> None:
+        """Watch this worker, instead of an earlier one; `store`: where the ranks of the round meet."""
+        self.stop()
+        if absent:
+            self._address, self._absent = store, absent
+            self._loop.set_timer(self, time.monotonic_ns() + DELAY_NS, self._begin)
+
+    def stop(self) -> None:
+        """Watch no worker."""
+        self._loop.set_timer(self, None, self._begin)
+        if self._wait:
+            self._loop.unwatch(self._wait.fileno())
+            self._wait.close()
+            self._wait = None
+
+    close = stop
+
+    def _begin(self) -> None:
+        self._wait = _Wait(self._address, self._key, self._absent)
+        self._loop.watch(self._wait.fileno(), Order.NODES, self._read)
+
+    def _read(self) -> None:
+        assert self._wait
+        waiting, rank = self._wait.take(), self._absent.rank
+        self.stop()
+        self._missed(rank, waiting)
+
+
+class _Wait:
+    """A thread that waits until a rank waits for others, in the world that `absent` would join next."""
+
+    def __init__(self, address: str, key: JobKey, absent: Absent) -> None:
+        from ronde.net.event_queue import EventQueue  # only where a worker has ended early
+
+        self._found: EventQueue[int] = EventQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._store: Store | None = None
+        threading.Thread(
+            target=self._run, args=(address, key, absent), daemon=True, name="ronde-absence"
+        ).start()
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when a rank waits."""
+        return self._found.fileno()
+
+    def take(self) -> int:
+        """Return the rank that waits, once the descriptor is readable."""
+        return self._found.take()[0]
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._lock:
+            self._closed, store = True, self._store
+        if store:
+            store.close()
+        self._found.close()
+
+    def _run(self, address: str, key: JobKey, absent: Absent) -> None:
+        from ronde.errors import RondeError
+        from ronde.net.meeting import waiting_key, world_name
+        from ronde.net.stores.tcp import StoreClient
+
+        try:
+            store = StoreClient(address, key, CONNECT_NS)
+            try:
+                with self._lock:
+                    if self._closed:
+                        return
+                    self._store = store
+                self._found.put(int(store.get(waiting_key(world_name(absent.joins)), FOREVER_NS)))
+            finally:
+                store.close()
+        except (RondeError, ValueError):
+            pass  # the store is gone, and the round with it; or the watch has been closed
