@@ -126,39 +126,72 @@ void reduce_scatter_as(Communicator& communicator, nb::handle x, nb::handle out,
   });
 }
 
-void allgather_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype) {
+std::vector<uint64_t> begin_gather_as(Communicator& communicator, nb::handle x, uint64_t rows, uint64_t items,
+                                      int dtype, int root, const Shape& row_shape) {
+  Array in;
+  load(in, x, false);
+  std::vector<uint64_t> rows_of_ranks(static_cast<size_t>(communicator.size()));
+  without_gil(communicator, [&] {
+    communicator.begin_gather(in.data(), rows, items, static_cast<DType>(dtype), root, word_of_shape(row_shape),
+                              rows_of_ranks);
+  });
+  return rows_of_ranks;
+}
+
+void end_gather_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype, int root) {
   Array in, result;
   load(in, x, false);
   load(result, out, true);
   without_gil(communicator,
-              [&] { communicator.allgather(in.data(), result.data(), sizes, static_cast<DType>(dtype)); });
+              [&] { communicator.end_gather(in.data(), result.data(), sizes, static_cast<DType>(dtype), root); });
 }
 
-void broadcast_as(Communicator& communicator, nb::handle x, int dtype, int root, int kind, const Shape& shape,
-                  bool sealed) {
+void broadcast_as(Communicator& communicator, nb::handle x, int dtype, int root, const Shape& shape, bool sealed) {
   Array data;
   load(data, x, communicator.rank() != root);
   const auto type = static_cast<DType>(dtype);
   without_gil(communicator, [&] {
-    communicator.broadcast(data.data(), data.bytes() / size_of(type), type, root, static_cast<Kind>(kind),
+    communicator.broadcast(data.data(), data.bytes() / size_of(type), type, root, Kind::kBroadcast,
                            word_of_shape(shape), sealed);
   });
 }
 
-void gather_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype, int root) {
-  Array in, result;
+std::vector<int64_t> begin_scatter_as(Communicator& communicator, nb::handle x, std::vector<int64_t> words,
+                                      const Sizes& sizes, int root) {
+  Array in;
   load(in, x, false);
-  load(result, out, true);
-  without_gil(communicator,
-              [&] { communicator.gather(in.data(), result.data(), sizes, static_cast<DType>(dtype), root); });
+  without_gil(communicator, [&] { communicator.begin_scatter(words, in.data(), sizes, root); });
+  return words;
 }
 
-void scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype, int root) {
+void end_scatter_as(Communicator& communicator, nb::handle x, nb::handle out, const Sizes& sizes, int dtype, int root) {
   Array in, result;
   load(in, x, false);
   load(result, out, true);
   without_gil(communicator,
-              [&] { communicator.scatter(in.data(), result.data(), sizes, static_cast<DType>(dtype), root); });
+              [&] { communicator.end_scatter(in.data(), result.data(), sizes, static_cast<DType>(dtype), root); });
+}
+
+std::vector<uint64_t> begin_alltoall_as(Communicator& communicator, nb::handle x, const std::vector<uint64_t>& rows,
+                                        uint64_t items, int dtype, const Shape& row_shape) {
+  Array in;
+  load(in, x, false);
+  std::vector<uint64_t> arriving(rows.size());
+  without_gil(communicator, [&] {
+    communicator.begin_alltoall(in.data(), rows, items, static_cast<DType>(dtype), word_of_shape(row_shape), arriving);
+  });
+  return arriving;
+}
+
+void end_alltoall_as(Communicator& communicator, nb::handle x, const Sizes& in_sizes, nb::handle out,
+                     const Sizes& out_sizes, int dtype, const Shape& row_shape) {
+  Array in, result;
+  load(in, x, false);
+  load(result, out, true);
+  without_gil(communicator, [&] {
+    communicator.end_alltoall(in.data(), in_sizes, result.data(), out_sizes, static_cast<DType>(dtype),
+                              word_of_shape(row_shape));
+  });
 }
 
 void alltoall_as(Communicator& communicator, nb::handle x, const Sizes& in_sizes, nb::handle out,
@@ -281,10 +314,14 @@ NB_MODULE(_native, module) {
       .def("check_adasum", &ronde::check_adasum)
       .def("reduce_as", &ronde::reduce_as, "x"_a, "out"_a.none(), "dtype"_a, "op"_a, "root"_a, "shape"_a)
       .def("reduce_scatter_as", &ronde::reduce_scatter_as)
-      .def("allgather_as", &ronde::allgather_as)
-      .def("broadcast_as", &ronde::broadcast_as, "x"_a, "dtype"_a, "root"_a, "kind"_a, "shape"_a, "sealed"_a = false)
-      .def("gather_as", &ronde::gather_as, "x"_a, "out"_a.none(), "sizes"_a, "dtype"_a, "root"_a)
-      .def("scatter_as", &ronde::scatter_as, "x"_a.none(), "out"_a, "sizes"_a, "dtype"_a, "root"_a)
+      .def("begin_gather_as", &ronde::begin_gather_as, "x"_a, "rows"_a, "items"_a, "dtype"_a, "root"_a, "row_shape"_a)
+      .def("end_gather_as", &ronde::end_gather_as, "x"_a, "out"_a.none(), "sizes"_a, "dtype"_a, "root"_a)
+      .def("broadcast_as", &ronde::broadcast_as, "x"_a, "dtype"_a, "root"_a, "shape"_a, "sealed"_a = false)
+      .def("begin_scatter_as", &ronde::begin_scatter_as, "x"_a.none(), "words"_a, "sizes"_a, "root"_a)
+      .def("end_scatter_as", &ronde::end_scatter_as, "x"_a.none(), "out"_a, "sizes"_a, "dtype"_a, "root"_a)
+      .def("begin_alltoall_as", &ronde::begin_alltoall_as, "x"_a, "rows"_a, "items"_a, "dtype"_a, "row_shape"_a)
+      .def("end_alltoall_as", &ronde::end_alltoall_as, "x"_a, "in_sizes"_a, "out"_a, "out_sizes"_a, "dtype"_a,
+           "row_shape"_a)
       .def("alltoall_as", &ronde::alltoall_as, "x"_a, "in_sizes"_a, "out"_a, "out_sizes"_a, "dtype"_a, "row_shape"_a,
            "sealed"_a = false)
       .def("send_as", &ronde::send_as, "x"_a, "dtype"_a, "dest"_a, "tag"_a, "sealed"_a = false)

@@ -130,16 +130,12 @@ Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, i
   std::vector<uint64_t> rows(static_cast<size_t>(communicator.size()));
   bool is_done = false;
   without_gil(communicator, [&] {
-    communicator.exchange(root < 0 ? Kind::kAllgather : Kind::kGather, *in.dtype(), root, row_items(in), row_count(in),
-                          rows, word_of_shape(row_shape(in)));
+    communicator.begin_gather(in.data(), row_count(in), row_items(in), *in.dtype(), root, word_of_shape(row_shape(in)),
+                              rows);
     const uint64_t total = std::accumulate(rows.begin(), rows.end(), uint64_t{0});
     if (gets_result && !(has_out && is_for_rows(result, *in.dtype(), row_shape(in), total))) return;
     const Sizes sizes = times(rows, row_items(in) * size_of(*in.dtype()));
-    if (root < 0) {
-      communicator.allgather(in.data(), result.data(), sizes, *in.dtype());
-    } else {
-      communicator.gather(in.data(), result.data(), sizes, *in.dtype(), root);
-    }
+    communicator.end_gather(in.data(), result.data(), sizes, *in.dtype(), root);
     is_done = true;
   });
   return is_done ? kEverything : rows;
@@ -157,42 +153,40 @@ Outcome alltoall_ready(Communicator& communicator, nb::handle x, nb::handle out)
   bool is_done = false;
   without_gil(communicator, [&] {
     const uint64_t shape = word_of_shape(row_shape(in));
-    const Sizes words(size, sizeof(uint64_t));
-    communicator.alltoall(sending.data(), words, rows.data(), words, *in.dtype(), shape, true);
+    communicator.begin_alltoall(in.data(), sending, row_items(in), *in.dtype(), shape, rows);
     const uint64_t total = std::accumulate(rows.begin(), rows.end(), uint64_t{0});
     if (!has_out || !is_for_rows(result, *in.dtype(), row_shape(in), total)) return;
     const size_t row_bytes = row_items(in) * size_of(*in.dtype());
-    communicator.alltoall(in.data(), times(sending, row_bytes), result.data(), times(rows, row_bytes), *in.dtype(),
-                          shape);
+    communicator.end_alltoall(in.data(), times(sending, row_bytes), result.data(), times(rows, row_bytes), *in.dtype(),
+                              shape);
     is_done = true;
   });
   return is_done ? kEverything : rows;
 }
 
-// Only the root passes `x`. The first step tells the type, the number of axes and the lengths of the root's array.
+// Only the root passes `x`. The first step tells the type and the lengths of the axes of the root's array.
 std::optional<std::vector<int64_t>> scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
-  constexpr size_t kAxes = 64, kWords = 2 + kAxes;  // _SHAPE_WORDS of communicator.py
   Array in, result;
+  const auto size = static_cast<size_t>(communicator.size());
   const bool is_root = communicator.rank() == root;
-  if (is_root && (!load(in, x, false) || in.axes().empty() || in.axes().size() > kAxes)) return std::nullopt;
-  const bool has_out = load(result, out, true) && !(is_root && overlap(in, result));
-  std::vector<int64_t> words(kWords);
+  std::vector<int64_t> words;
+  Sizes sizes;
   if (is_root) {
-    words[0] = static_cast<int64_t>(*in.dtype());
-    words[1] = static_cast<int64_t>(in.axes().size());
-    std::ranges::copy(in.axes(), words.begin() + 2);
+    if (!load(in, x, false) || in.axes().empty() || in.axes().size() >= Communicator::kScatterWords)
+      return std::nullopt;
+    words.push_back(static_cast<int64_t>(*in.dtype()));
+    words.insert(words.end(), in.axes().begin(), in.axes().end());
+    sizes = times(even_split(row_count(in), size), row_items(in) * size_of(*in.dtype()));
   }
+  const bool has_out = load(result, out, true) && !(is_root && overlap(in, result));
   without_gil(communicator, [&] {
-    const int64_t length = kWords;
-    communicator.broadcast(words.data(), words.size(), DType::kInt64, root, Kind::kScatter,
-                           word_of_shape(std::span(&length, 1)), true);
-    if (!has_out || words[1] < 1 || words[1] > static_cast<int64_t>(kAxes)) return;
-    const std::span<const int64_t> shape(words.data() + 3, static_cast<size_t>(words[1] - 1));
-    const auto rows = even_split(static_cast<size_t>(words[2]), static_cast<size_t>(communicator.size()));
+    communicator.begin_scatter(words, in.data(), sizes, root);
+    if (!has_out || words.size() < 2) return;
+    const auto shape = std::span(words).subspan(2);
     const auto dtype = static_cast<DType>(words[0]);
+    const auto rows = even_split(static_cast<size_t>(words[1]), size);
     if (!is_for_rows(result, dtype, shape, rows[static_cast<size_t>(communicator.rank())])) return;
-    const Sizes sizes = times(rows, items_of(shape) * size_of(dtype));
-    communicator.scatter(is_root ? in.data() : nullptr, result.data(), sizes, dtype, root);
+    communicator.end_scatter(in.data(), result.data(), times(rows, items_of(shape) * size_of(dtype)), dtype, root);
     words.clear();
   });
   return words;

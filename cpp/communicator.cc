@@ -1,6 +1,7 @@
 #include "communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <numeric>
@@ -387,6 +388,63 @@ void Communicator::alltoall(const void* in, std::span<const size_t> in_sizes, vo
     if (!is_one_host()) return alltoallv(*mesh_, call, in, in_sizes, out, out_sizes);
     host_->deal(call, in, {in_sizes, running_offsets(in_sizes)}, out, {out_sizes, running_offsets(out_sizes)});
   });
+}
+
+// The second call of two. Returns whether the first one has brought the blocks, after copying them.
+bool Communicator::takes_carried(FunctionRef<void()> copy) {
+  const Turn turn(*this);
+  if (!is_one_host() || !host_->are_carried()) return false;
+  copy();
+  return true;
+}
+
+void Communicator::begin_gather(const void* in, uint64_t rows, uint64_t items, DType dtype, int root, uint64_t shape,
+                                std::span<uint64_t> rows_of_ranks) {
+  const Kind kind = root < 0 ? Kind::kAllgather : Kind::kGather;
+  if (!is_one_host()) return exchange(kind, dtype, root, items, rows, rows_of_ranks, shape);
+  run(with_tags(make_call(kind, dtype, items, root, ReduceOp::kSum, shape), true),
+      [&](const Call& call) { host_->tell_rows(call, in, rows, items * size_of(dtype), rows_of_ranks); });
+}
+
+void Communicator::end_gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
+  if (takes_carried([&] { host_->take_rows(in, out, {sizes, running_offsets(sizes)}, root); })) return;
+  if (root < 0) return allgather(in, out, sizes, dtype);
+  gather(in, out, sizes, dtype, root);
+}
+
+void Communicator::begin_alltoall(const void* in, std::span<const uint64_t> rows, uint64_t items, DType dtype,
+                                  uint64_t shape, std::span<uint64_t> arriving) {
+  if (!is_one_host()) {
+    const std::vector<size_t> words(rows.size(), sizeof(uint64_t));
+    return alltoall(rows.data(), words, arriving.data(), words, dtype, shape, true);
+  }
+  run(with_tags(make_call(Kind::kAlltoall, dtype, 0, -1, ReduceOp::kSum, shape), true),
+      [&](const Call& call) { host_->tell_splits(call, in, rows, items * size_of(dtype), arriving); });
+}
+
+void Communicator::end_alltoall(const void* in, std::span<const size_t> in_sizes, void* out,
+                                std::span<const size_t> out_sizes, DType dtype, uint64_t shape) {
+  const auto copy = [&] {
+    host_->take_splits(in, {in_sizes, running_offsets(in_sizes)}, out, {out_sizes, running_offsets(out_sizes)});
+  };
+  if (!takes_carried(copy)) alltoall(in, in_sizes, out, out_sizes, dtype, shape);
+}
+
+void Communicator::begin_scatter(std::vector<int64_t>& words, const void* in, std::span<const size_t> sizes, int root) {
+  check_root(root);
+  if (is_one_host()) {
+    return run(with_tags(make_call(Kind::kScatter, DType::kInt64, 0, root), true),
+               [&](const Call& call) { host_->tell_words(call, words, in, sizes); });
+  }
+  std::array<int64_t, 1 + kScatterWords> message{static_cast<int64_t>(words.size())};
+  std::ranges::copy(words, message.begin() + 1);
+  broadcast(message.data(), message.size(), DType::kInt64, root, Kind::kScatter, 0, true);
+  const auto length = std::clamp<int64_t>(message[0], 0, kScatterWords);  // whatever another host has sent
+  words.assign(message.begin() + 1, message.begin() + 1 + length);
+}
+
+void Communicator::end_scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
+  if (!takes_carried([&] { host_->take_block(root, in, sizes, out); })) scatter(in, out, sizes, dtype, root);
 }
 
 void Communicator::barrier() {

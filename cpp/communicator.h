@@ -91,10 +91,28 @@ class Communicator : private Waiter::Listener {
   void scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
   void alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
                 DType dtype, uint64_t shape = 0, bool sealed = false);
+
+  // The same operations if not every rank knows the sizes, in two calls. The first one tells the sizes, after which the
+  // caller can make room for the result; small blocks travel along. The second call moves the others. No other call may
+  // come in between.
+  //
+  // An all-gather, or a gather if root >= 0. `items`, the elements per row, must agree. rows_of_ranks[p]: of rank p.
+  void begin_gather(const void* in, uint64_t rows, uint64_t items, DType dtype, int root, uint64_t shape,
+                    std::span<uint64_t> rows_of_ranks);
+  void end_gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
+  // `rows[p]`: for rank p. arriving[p]: from rank p.
+  void begin_alltoall(const void* in, std::span<const uint64_t> rows, uint64_t items, DType dtype, uint64_t shape,
+                      std::span<uint64_t> arriving);
+  void end_alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
+                    DType dtype, uint64_t shape);
+  // `words`: up to kScatterWords, in which the root describes its array; at the end on all ranks. Only the root passes
+  // `in` and `sizes`.
+  static constexpr size_t kScatterWords = 65;
+  void begin_scatter(std::vector<int64_t>& words, const void* in, std::span<const size_t> sizes, int root);
+  void end_scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
   void barrier();
-  // Gathers every rank's `value` as a part of the operation `kind`: usually the number of rows that it contributes.
-  // `items` (elements per row) must agree. The values carry tags, because they determine how much memory a rank
-  // allocates.
+  // Gathers every rank's `value` as a part of the operation `kind`. `items` must agree. The values carry tags, because
+  // they determine how much memory a rank allocates.
   void exchange(Kind kind, DType dtype, int root, uint64_t items, uint64_t value, std::span<uint64_t> values,
                 uint64_t shape = 0);
 
@@ -154,6 +172,7 @@ class Communicator : private Waiter::Listener {
   void run(Call call, Body&& body);
   template <class Start>
   void send_or_receive(Watch::Direction direction, DType dtype, int tag, bool sealed, Start&& start);
+  bool takes_carried(FunctionRef<void()> copy);
   [[noreturn]] void fail(const Failure& failure);
   void await_failure_detector(int patience_ms = 300);
   void close_now();

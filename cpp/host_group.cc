@@ -41,6 +41,7 @@ void HostGroup::exchange(const Call& call, uint64_t value, std::span<uint64_t> v
 void HostGroup::exchange_announcements(const Call& call, uint64_t value, const Places* places, const void* small,
                                        size_t small_bytes) {
   ++announced_;
+  are_carried_ = false;
   Announcement& own = announcement(index_);
   own.call = call;
   own.value = value;

@@ -80,6 +80,21 @@ class HostGroup {
   // `out`.
   void deal(const Call& call, const void* in, const Parts& from, void* out, const Parts& to);
 
+  // Gather and all-gather, all-to-all, and scatter in two steps, if not every rank knows all sizes. The first step
+  // tells them. If are_carried() after it, the blocks have come along, and the second step is the take_... below it,
+  // before any other call. Otherwise it is share() or deal(). All ranks get the same answer.
+  bool are_carried() const { return are_carried_; }
+  // Rank p's `in` has rows_of_ranks[p] rows of `row_bytes` bytes.
+  void tell_rows(const Call& call, const void* in, uint64_t rows, size_t row_bytes, std::span<uint64_t> rows_of_ranks);
+  void take_rows(const void* in, void* out, const Parts& parts, int reader = -1);
+  // `in` has rows[p] rows for rank p; arriving[p] rows come from rank p.
+  void tell_splits(const Call& call, const void* in, std::span<const uint64_t> rows, size_t row_bytes,
+                   std::span<uint64_t> arriving);
+  void take_splits(const void* in, const Parts& from, void* out, const Parts& to);
+  // `words`: those of rank call.root, at the end on all ranks. Only the root has `in`, with sizes[p] bytes for rank p.
+  void tell_words(const Call& call, std::vector<int64_t>& words, const void* in, std::span<const size_t> sizes);
+  void take_block(int root, const void* in, std::span<const size_t> sizes, void* out);
+
   // The ranks that this one waits for in the current call. For error messages, in the calling thread.
   std::vector<int> missing() const;
 
@@ -87,6 +102,10 @@ class HostGroup {
   Announcement& announcement(int local) const { return segment_.slot(local).announcements[announced_ & 1]; }
   void exchange_announcements(const Call& call, uint64_t value, const Places* places = nullptr,
                               const void* small = nullptr, size_t small_bytes = 0);
+  // Where this rank writes the message of its next announcement.
+  std::byte* next_message() const { return segment_.slot(index_).announcements[(announced_ + 1) & 1].small; }
+  // Copies a part of another rank's message.
+  void take(std::byte* message, size_t bytes, std::byte* to) const;
   void compare_calls() const;
   void ring_all();
   // The places of this rank's buffers, for its announcement. They must be pinned from here to the end of the call.
@@ -130,9 +149,10 @@ class HostGroup {
   std::vector<BellHandle> bell_handles_;
   Waiter& waiter_;
 
-  uint64_t announced_ = 0;  // announcements made; the same on every rank between calls
-  uint64_t windows_ = 0;    // windows passed; the same on every rank between calls
-  uint64_t finished_ = 0;   // calls on symmetric memory; the same on every rank between calls
+  uint64_t announced_ = 0;    // announcements made; the same on every rank between calls
+  bool are_carried_ = false;  // the last announcements tell sizes and have the blocks
+  uint64_t windows_ = 0;      // windows passed; the same on every rank between calls
+  uint64_t finished_ = 0;     // calls on symmetric memory; the same on every rank between calls
 
   struct {
     const std::atomic<uint64_t>* word = nullptr;

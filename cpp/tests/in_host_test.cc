@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -270,6 +273,112 @@ void test_small_calls() {
   }
 }
 
+// The rows that rank `from` has for rank `to`, the bytes of which are all the same.
+uint64_t told_rows(int from, int to, int repeat) { return static_cast<uint64_t>((from + 2 * to + repeat) % 3); }
+
+std::vector<std::byte> told_block(int from, int to, int repeat, size_t row_bytes) {
+  return std::vector(told_rows(from, to, repeat) * row_bytes, static_cast<std::byte>(from * 31 + to + 1));
+}
+
+// Blocks one behind the other.
+struct Blocks {
+  std::vector<std::byte> bytes;
+  std::vector<uint64_t> rows;
+  std::vector<size_t> sizes, offsets;
+
+  Blocks(int size, int repeat, size_t row_bytes, const std::function<std::pair<int, int>(int)>& ends) {
+    for (int p = 0; p < size; ++p) {
+      const auto [from, to] = ends(p);
+      const std::vector<std::byte> block = told_block(from, to, repeat, row_bytes);
+      rows.push_back(told_rows(from, to, repeat));
+      sizes.push_back(block.size());
+      offsets.push_back(bytes.size());
+      bytes.insert(bytes.end(), block.begin(), block.end());
+    }
+  }
+  Parts parts() const { return {sizes, offsets}; }
+};
+
+// These return whether the blocks have come along with the sizes.
+bool tells_splits(HostGroup& group, int repeat, size_t row_bytes) {
+  const Call call = call_of(Kind::kAlltoall, 0);
+  const Blocks mine(group.size(), repeat, row_bytes, [&](int p) { return std::pair(group.index(), p); });
+  const Blocks others(group.size(), repeat, row_bytes, [&](int p) { return std::pair(p, group.index()); });
+  std::vector<uint64_t> arriving(others.rows.size());
+  group.tell_splits(call, mine.bytes.data(), mine.rows, row_bytes, arriving);
+  CHECK(arriving == others.rows);
+  const bool are_carried = group.are_carried();
+  std::vector<std::byte> got(others.bytes.size());
+  if (are_carried) {
+    group.take_splits(mine.bytes.data(), mine.parts(), got.data(), others.parts());
+  } else {
+    group.deal(call, mine.bytes.data(), mine.parts(), got.data(), others.parts());
+  }
+  CHECK(got == others.bytes);
+  return are_carried;
+}
+
+bool tells_rows(HostGroup& group, int repeat, size_t row_bytes, int root) {
+  const Call call = call_of(Kind::kGather, 0);
+  const Blocks all(group.size(), repeat, row_bytes, [](int p) { return std::pair(p, p); });
+  const auto index = static_cast<size_t>(group.index());
+  const std::byte* const own = all.bytes.data() + all.offsets[index];
+  std::vector<uint64_t> rows(all.rows.size());
+  group.tell_rows(call, own, all.rows[index], row_bytes, rows);
+  CHECK(rows == all.rows);
+  const bool are_carried = group.are_carried();
+  std::vector<std::byte> got(all.bytes.size());
+  if (are_carried) {
+    group.take_rows(own, got.data(), all.parts(), root);
+  } else {
+    group.share(call, own, got.data(), all.parts(), root);
+  }
+  if (root < 0 || root == group.index()) CHECK(got == all.bytes);
+  return are_carried;
+}
+
+bool tells_words(HostGroup& group, int repeat, size_t row_bytes, int root) {
+  Call call = call_of(Kind::kScatter, 0);
+  call.root = root;
+  const bool is_root = group.index() == root;
+  const Blocks all(group.size(), repeat, row_bytes, [&](int p) { return std::pair(root, p); });
+  const std::vector<int64_t> told(all.rows.begin(), all.rows.end());
+  std::vector<int64_t> words = is_root ? told : std::vector<int64_t>();
+  const std::byte* const in = is_root ? all.bytes.data() : nullptr;
+  group.tell_words(call, words, in, all.sizes);
+  CHECK(words == told);
+  if (!group.are_carried()) return false;
+  const std::vector<std::byte> expected = told_block(root, group.index(), repeat, row_bytes);
+  std::vector<std::byte> got(expected.size());
+  group.take_block(root, in, all.sizes, got.data());
+  CHECK(got == expected);
+  return true;
+}
+
+// Ragged rows whose numbers only some ranks know, several times, so that both parities occur.
+bool told_blocks_are_carried(int size, size_t row_bytes) {
+  std::atomic<bool> are_carried{true};
+  run(size, 4096, [&](HostGroup& group, auto&) {
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      const int root = (size - 1 + repeat) % size;
+      if (!tells_splits(group, repeat, row_bytes)) are_carried = false;
+      if (!tells_rows(group, repeat, row_bytes, root)) are_carried = false;
+      if (!tells_rows(group, repeat, row_bytes, -1)) are_carried = false;
+      if (!tells_words(group, repeat, row_bytes, root)) are_carried = false;
+    }
+  });
+  return are_carried;
+}
+
+void test_told() {
+  for (const int size : {1, 2, 3, 5, 64}) {
+    const size_t room = (kSmallBytes - static_cast<size_t>(size) * 16) / static_cast<size_t>(std::max(2 * size, 1));
+    for (const size_t row_bytes : {size_t{0}, size_t{1}, size_t{8}, room})
+      CHECK(told_blocks_are_carried(size, row_bytes));
+    CHECK(!told_blocks_are_carried(size, kSmallBytes + 1) || size == 1);
+  }
+}
+
 // A segment that is older than the 64 newest, of which all ranks pass the same place.
 void test_old_segment() {
   constexpr size_t kCount = 5'000;
@@ -326,6 +435,7 @@ int main() {
   ronde::test_symmetric_memory();
   ronde::test_old_segment();
   ronde::test_small_calls();
+  ronde::test_told();
   for (const int size : {2, 3, 43, 48, 64}) ronde::test_sums(size, 256 * 1024, 200'000);
   for (const size_t staging_bytes : {1, 4096, 8192}) ronde::test_sums(3, staging_bytes, 50'000);
   ronde::test_moves(64, 256 * 1024, 3'000);

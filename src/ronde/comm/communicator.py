@@ -45,8 +45,6 @@ __all__ = ["Communicator"]
 
 _log = logging.getLogger("ronde.comm")
 
-_WORD = 8  # bytes of a size in a message
-_SHAPE_WORDS = 66  # scatter's description of its input: dtype, number of axes, at most 64 lengths
 _SENT_ALREADY_NS = 60 * 10**9  # ample: the descriptor has been sent already
 
 
@@ -221,12 +219,12 @@ class Communicator:
             return out
         given = operand(x)
         if rows is None:
-            rows = self._exchange(Kind.allgather, given)
+            rows = self._begin_gather(given, -1)
         with self._awaited("allgather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
         row_bytes = given.row_bytes
         sizes = [row * row_bytes for row in rows]
-        self._native.allgather_as(given.memory, goal.memory, sizes, given.dtype)
+        self._native.end_gather_as(given.memory, goal.memory, sizes, given.dtype, -1)
         return goal.finish()
 
     def gather(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT | None:
@@ -236,15 +234,15 @@ class Communicator:
             return out if self.rank == root else None
         given = operand(x)
         if rows is None:
-            rows = self._exchange(Kind.gather, given, root)
+            rows = self._begin_gather(given, root)
         row_bytes = given.row_bytes
         sizes = [row * row_bytes for row in rows]
         if self.rank != root:
-            self._native.gather_as(given.memory, None, sizes, given.dtype, root)
+            self._native.end_gather_as(given.memory, None, sizes, given.dtype, root)
             return None
         with self._awaited("gather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
-        self._native.gather_as(given.memory, goal.memory, sizes, given.dtype, root)
+        self._native.end_gather_as(given.memory, goal.memory, sizes, given.dtype, root)
         return goal.finish()
 
     @overload
@@ -259,7 +257,7 @@ class Communicator:
         goal = target(given, given.shape, out)
         if self.rank == self._root(root) and goal.result is not x:
             arrays.copy(given, goal)
-        self._native.broadcast_as(goal.memory, given.dtype, root, Kind.broadcast, given.shape)
+        self._native.broadcast_as(goal.memory, given.dtype, root, given.shape)
         return goal.finish()
 
     def scatter(self, x: Any = None, root: int = 0, *, out: Any = None) -> Any:
@@ -272,13 +270,15 @@ class Communicator:
         if words == []:
             return out
         given = self._with_axis(x, "scatter") if at_root else None
-        told = self._tell_shape(given, root, words)
+        if words is None:
+            words = self._begin_scatter(given, root)
+        told = self._described(words) if given is None else given
         rows = even_split(told.row_count, self.size)
         with self._awaited("scatter"):
             goal = late_target(told, (rows[self.rank], *told.row_shape), out)
         memory = None if given is None else given.memory
         sizes = [row * told.row_bytes for row in rows]
-        self._native.scatter_as(memory, goal.memory, sizes, told.dtype, root)
+        self._native.end_scatter_as(memory, goal.memory, sizes, told.dtype, root)
         return goal.finish()
 
     def alltoall(
@@ -293,13 +293,17 @@ class Communicator:
         if out is not None and arrays.overlap(given.memory, operand(out).memory):
             raise UsageError("alltoall cannot work in place: out must be other memory than x")
         if receiving is None:
-            receiving = self._exchange_rows(given, sending)
+            receiving = self._native.begin_alltoall_as(
+                given.memory, sending, given.row_items, given.dtype, given.row_shape
+            )
         with self._awaited("alltoall"):
             goal = late_target(given, (sum(receiving), *given.row_shape), out)
         row_bytes = given.row_bytes
         in_sizes = [rows * row_bytes for rows in sending]
         out_sizes = [rows * row_bytes for rows in receiving]
-        self._native.alltoall_as(given.memory, in_sizes, goal.memory, out_sizes, given.dtype, given.row_shape)
+        self._native.end_alltoall_as(
+            given.memory, in_sizes, goal.memory, out_sizes, given.dtype, given.row_shape
+        )
         return goal.finish()
 
     def barrier(self) -> None:
@@ -332,7 +336,7 @@ class Communicator:
         self._native.recv_as(message, DType.uint8, source, tag, sealed=True)
 
     def _broadcast_sealed(self, message: np.ndarray, root: int) -> None:
-        self._native.broadcast_as(message, DType.uint8, root, Kind.broadcast, message.shape, sealed=True)
+        self._native.broadcast_as(message, DType.uint8, root, message.shape, sealed=True)
 
     # Making more
 
@@ -483,37 +487,24 @@ class Communicator:
         check_has_rows(given.shape, operation)
         return given
 
-    def _exchange(self, kind: Kind, given: Operand, root: int = -1) -> list[int]:
+    def _begin_gather(self, given: Operand, root: int) -> list[int]:
         """Return the number of rows of each rank; dtype and shape of a row must agree."""
-        return self._native.exchange(
-            kind, given.dtype, root, given.row_items, given.row_count, given.row_shape
+        return self._native.begin_gather_as(
+            given.memory, given.row_count, given.row_items, given.dtype, root, given.row_shape
         )
 
-    def _exchange_rows(self, given: Operand, sending: Sequence[int]) -> list[int]:
-        """Send every rank the number of its rows; return those for this rank. Dtype and shape of a row must agree."""
-        telling = np.array(sending, np.uint64)
-        told = np.empty_like(telling)
-        sizes = [_WORD] * self.size
-        self._native.alltoall_as(telling, sizes, told, sizes, given.dtype, given.row_shape, sealed=True)
-        return told.tolist()  # type: ignore[no-any-return]
+    def _begin_scatter(self, given: Operand | None, root: int) -> list[int]:
+        """Return dtype and shape of the root's operand."""
+        if given is None:
+            return self._native.begin_scatter_as(None, [], [], root)
+        sizes = [rows * given.row_bytes for rows in even_split(given.row_count, self.size)]
+        return self._native.begin_scatter_as(given.memory, [given.dtype, *given.shape], sizes, root)
 
-    def _tell_shape(self, given: Operand | None, root: int, words: list[int] | None) -> Operand:
-        """Return the root's operand; on other ranks one without memory, of the root's dtype and shape.
-
-        `words`: what the root has told already.
-        """
-        if words is None:
-            message = np.zeros(_SHAPE_WORDS, np.int64)
-            if given is not None:
-                message[: 2 + len(given.shape)] = [given.dtype, len(given.shape), *given.shape]
-            self._native.broadcast_as(message, DType.int64, root, Kind.scatter, message.shape, sealed=True)
-            words = message.tolist()
-        if given is not None:
-            return given
+    def _described(self, words: list[int]) -> Operand:
+        """Return an operand without memory, of this dtype and shape."""
         with self._awaited("scatter"):
             dtype = DType(words[0])
-            shape = tuple(words[2 : 2 + words[1]])
-            return Operand(None, dtype, shape, np.empty(0, _numpy_dtype(dtype)))
+            return Operand(None, dtype, tuple(words[1:]), np.empty(0, _numpy_dtype(dtype)))
 
 
 _PAGE_BYTES = 4096
