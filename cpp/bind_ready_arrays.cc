@@ -5,13 +5,11 @@
 // which makes the same calls of the communicator in the same order: one rank may come this way, and another that way.
 #include "bind_ready_arrays.h"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,10 +22,12 @@ namespace {
 
 using Sizes = std::vector<size_t>;
 
-// What an operation with two steps has done: nothing (none), everything (an empty list), or the first step alone, which
-// told the words in the list.
-using Outcome = std::optional<std::vector<uint64_t>>;
-const Outcome kNothing = std::nullopt, kEverything = std::vector<uint64_t>{};
+// What a call returns to Python: the caller's `out` if it is done, None if it is done and the result is elsewhere, or a
+// list. The list is empty if nothing is done; or it has what the first step of an operation with two steps told.
+using Outcome = nb::object;
+Outcome done(nb::handle out) { return nb::borrow(out); }
+Outcome done_elsewhere() { return nb::none(); }
+Outcome nothing() { return nb::list(); }
 
 bool load(Array& array, nb::handle object, bool writable) {
   return !object.is_none() && array.load(object, writable) && array.dtype().has_value();
@@ -85,21 +85,23 @@ struct InOut {
   void* result() const { return is_in_place ? in.data() : separate.data(); }
 };
 
-bool reduce_ready(Communicator& communicator, nb::handle x, nb::handle out, int op, int root) {
+bool is_rank(const Communicator& communicator, int root) { return root >= 0 && root < communicator.size(); }
+
+Outcome reduce_ready(Communicator& communicator, nb::handle x, nb::handle out, int op, int root) {
   InOut arrays;
   const bool is_root = communicator.rank() == root;
-  if (!(is_root ? arrays.load(x, out) : load(arrays.in, x, false))) return false;
+  if (!is_rank(communicator, root) || !(is_root ? arrays.load(x, out) : load(arrays.in, x, false))) return nothing();
   const Array& in = arrays.in;
   without_gil(communicator, [&] {
     communicator.reduce(in.data(), is_root ? arrays.result() : nullptr, in.count(), *in.dtype(),
                         static_cast<ReduceOp>(op), root, word_of_shape(in.axes()));
   });
-  return true;
+  return is_root ? done(out) : done_elsewhere();
 }
 
 bool broadcast_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
   InOut arrays;
-  if (!arrays.load(x, out)) return false;
+  if (!is_rank(communicator, root) || !arrays.load(x, out)) return false;
   const Array& in = arrays.in;
   without_gil(communicator, [&] {
     const bool copies = communicator.rank() == root && !arrays.is_in_place && in.bytes() > 0;
@@ -121,11 +123,12 @@ bool reduce_scatter_ready(Communicator& communicator, nb::handle x, nb::handle o
   return true;
 }
 
-// All-gather; with a root >= 0 a gather. The first step tells the ranks' rows.
-Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+// A gather, or an all-gather if the root is kNoRoot. The first step tells the ranks' rows.
+constexpr int kNoRoot = -1;
+Outcome gather_to(Communicator& communicator, nb::handle x, nb::handle out, int root) {
   Array in, result;
-  if (!load(in, x, false)) return kNothing;
-  const bool gets_result = root < 0 || root == communicator.rank();
+  if (!load(in, x, false)) return nothing();
+  const bool gets_result = root == kNoRoot || root == communicator.rank();
   const bool has_out = gets_result && load(result, out, true) && !overlap(in, result);
   std::vector<uint64_t> rows(static_cast<size_t>(communicator.size()));
   bool is_done = false;
@@ -138,16 +141,25 @@ Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, i
     communicator.end_gather(in.data(), result.data(), sizes, *in.dtype(), root);
     is_done = true;
   });
-  return is_done ? kEverything : rows;
+  if (!is_done) return nb::cast(rows);
+  return gets_result ? done(out) : done_elsewhere();
+}
+
+Outcome allgather_ready(Communicator& communicator, nb::handle x, nb::handle out) {
+  return gather_to(communicator, x, out, kNoRoot);
+}
+
+Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+  return is_rank(communicator, root) ? gather_to(communicator, x, out, root) : nothing();
 }
 
 // All-to-all with equally many rows for each rank. The first step tells the rows from each rank.
 Outcome alltoall_ready(Communicator& communicator, nb::handle x, nb::handle out) {
   Array in, result;
   const auto size = static_cast<size_t>(communicator.size());
-  if (!load(in, x, false) || in.axes().empty() || row_count(in) % size != 0) return kNothing;
+  if (!load(in, x, false) || in.axes().empty() || row_count(in) % size != 0) return nothing();
   const bool has_out = load(result, out, true);
-  if (has_out && overlap(in, result)) return kNothing;
+  if (has_out && overlap(in, result)) return nothing();
   const std::vector<uint64_t> sending(size, row_count(in) / size);
   std::vector<uint64_t> rows(size);
   bool is_done = false;
@@ -161,24 +173,25 @@ Outcome alltoall_ready(Communicator& communicator, nb::handle x, nb::handle out)
                               shape);
     is_done = true;
   });
-  return is_done ? kEverything : rows;
+  return is_done ? done(out) : nb::cast(rows);
 }
 
 // Only the root passes `x`. The first step tells the type and the lengths of the axes of the root's array.
-std::optional<std::vector<int64_t>> scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+Outcome scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
   Array in, result;
   const auto size = static_cast<size_t>(communicator.size());
   const bool is_root = communicator.rank() == root;
+  if (!is_rank(communicator, root)) return nothing();
   std::vector<int64_t> words;
   Sizes sizes;
   if (is_root) {
-    if (!load(in, x, false) || in.axes().empty() || in.axes().size() >= Communicator::kScatterWords)
-      return std::nullopt;
+    if (!load(in, x, false) || in.axes().empty() || in.axes().size() >= Communicator::kScatterWords) return nothing();
     words.push_back(static_cast<int64_t>(*in.dtype()));
     words.insert(words.end(), in.axes().begin(), in.axes().end());
     sizes = times(even_split(row_count(in), size), row_items(in) * size_of(*in.dtype()));
   }
   const bool has_out = load(result, out, true) && !(is_root && overlap(in, result));
+  bool is_done = false;
   without_gil(communicator, [&] {
     communicator.begin_scatter(words, in.data(), sizes, root);
     if (!has_out || words.size() < 2) return;
@@ -187,9 +200,9 @@ std::optional<std::vector<int64_t>> scatter_ready(Communicator& communicator, nb
     const auto rows = even_split(static_cast<size_t>(words[1]), size);
     if (!is_for_rows(result, dtype, shape, rows[static_cast<size_t>(communicator.rank())])) return;
     communicator.end_scatter(in.data(), result.data(), times(rows, items_of(shape) * size_of(dtype)), dtype, root);
-    words.clear();
+    is_done = true;
   });
-  return words;
+  return is_done ? done(out) : nb::cast(words);
 }
 
 }  // namespace
@@ -199,6 +212,7 @@ void bind_ready_arrays(nb::class_<Communicator>& communicator) {
   communicator.def("reduce", &reduce_ready, "x"_a.none(), "out"_a.none(), "op"_a, "root"_a)
       .def("broadcast", &broadcast_ready, "x"_a.none(), "out"_a.none(), "root"_a)
       .def("reduce_scatter", &reduce_scatter_ready, "x"_a.none(), "out"_a.none(), "op"_a)
+      .def("allgather", &allgather_ready, "x"_a.none(), "out"_a.none())
       .def("gather", &gather_ready, "x"_a.none(), "out"_a.none(), "root"_a)
       .def("scatter", &scatter_ready, "x"_a.none(), "out"_a.none(), "root"_a)
       .def("alltoall", &alltoall_ready, "x"_a.none(), "out"_a.none());

@@ -179,10 +179,11 @@ class Communicator:
         """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere."""
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
-        if self._native.reduce(x, out, op, self._root(root)):
-            return out if self.rank == root else None
+        done = self._native.reduce(x, out, op, root)
+        if done is out or done is None:
+            return done
         given = operand(x)
-        if self.rank != root:
+        if self.rank != self._root(root):
             self._native.reduce_as(given.memory, None, given.dtype, op, root, given.shape)
             return None
         goal = target(given, given.shape, out)
@@ -214,12 +215,11 @@ class Communicator:
 
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
         """
-        rows = self._native.gather(x, out, -1)
-        if rows == [] and out is not None:
-            return out
+        told = self._native.allgather(x, out)
+        if told is out:
+            return told
         given = operand(x)
-        if rows is None:
-            rows = self._begin_gather(given, -1)
+        rows = told or self._begin_gather(given, -1)
         with self._awaited("allgather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
         row_bytes = given.row_bytes
@@ -229,12 +229,11 @@ class Communicator:
 
     def gather(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT | None:
         """Concatenate like `allgather`. Return the result at `root`, None elsewhere."""
-        rows = self._native.gather(x, out, self._root(root))
-        if rows == []:
-            return out if self.rank == root else None
+        told = self._native.gather(x, out, root)
+        if told is out or told is None:
+            return told
         given = operand(x)
-        if rows is None:
-            rows = self._begin_gather(given, root)
+        rows = told or self._begin_gather(given, self._root(root))
         row_bytes = given.row_bytes
         sizes = [row * row_bytes for row in rows]
         if self.rank != root:
@@ -251,7 +250,7 @@ class Communicator:
     def broadcast(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT: ...
     def broadcast(self, x: ArrayT | Number, root: int = 0, *, out: ArrayT | None = None) -> Any:
         """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place."""
-        if out is not None and self._native.broadcast(x, out, self._root(root)):
+        if out is not None and self._native.broadcast(x, out, root):
             return out
         given = operand(x)
         goal = target(given, given.shape, out)
@@ -265,13 +264,11 @@ class Communicator:
 
         Only `root` passes `x`. The other ranks get NumPy arrays, or `out`.
         """
-        at_root = self.rank == self._root(root)
-        words = self._native.scatter(x if at_root else None, out, root)
-        if words == []:
-            return out
-        given = self._with_axis(x, "scatter") if at_root else None
-        if words is None:
-            words = self._begin_scatter(given, root)
+        words = self._native.scatter(x, out, root)
+        if words is out:
+            return words
+        given = self._with_axis(x, "scatter") if self.rank == self._root(root) else None
+        words = words or self._begin_scatter(given, root)
         told = self._described(words) if given is None else given
         rows = even_split(told.row_count, self.size)
         with self._awaited("scatter"):
@@ -285,14 +282,14 @@ class Communicator:
         self, x: ArrayT, splits: Sequence[int] | None = None, *, out: ArrayT | None = None
     ) -> ArrayT:
         """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order."""
-        receiving = self._native.alltoall(x, out) if splits is None else None
-        if receiving == [] and out is not None:
-            return out
+        receiving = None if splits is not None else self._native.alltoall(x, out)
+        if receiving is out and out is not None:
+            return out  # type: ignore[no-any-return]
         given = self._with_axis(x, "alltoall")
         sending = row_counts(splits, given.row_count, self.size)
         if out is not None and arrays.overlap(given.memory, operand(out).memory):
             raise UsageError("alltoall cannot work in place: out must be other memory than x")
-        if receiving is None:
+        if not receiving:
             receiving = self._native.begin_alltoall_as(
                 given.memory, sending, given.row_items, given.dtype, given.row_shape
             )

@@ -105,9 +105,25 @@ def overlapping_outputs() -> None:
     assert world.broadcast(x, out=x) is x
 
 
+def wrong_roots() -> None:
+    """A root that does not exist is refused before anything is sent, also -1."""
+    ronde.init()
+    world: Any = ronde.world()
+    x = np.ones(world.size)
+    for root in (-1, world.size):
+        for operation in (world.broadcast, world.reduce, world.gather, world.scatter):
+            with pytest.raises(
+                ronde.UsageError, match=f"root {root} is not one of the ranks 0 to {world.size - 1}"
+            ):
+                operation(x, root, out=np.empty_like(x))
+    assert world.allreduce(x).sum() == world.size**2
+
+
 @pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "program", [mixed_ways, wrong_outputs, overlapping_outputs], ids=lambda program: program.__name__
+    "program",
+    [mixed_ways, wrong_outputs, overlapping_outputs, wrong_roots],
+    ids=lambda program: program.__name__,
 )
 def test_ready_arrays(program: Callable[[], None], transport: str) -> None:
     ranks.run(program, 3, environ={"RONDE_TRANSPORT": transport})
