@@ -56,6 +56,8 @@ def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
     if on is None and has_joined():
         return _run_in_job(plan)
     if not isinstance(on, str | None):
+        if not hasattr(on, "capacity"):
+            raise UsageError(f"on={on!r} is invalid: expected a text such as 'local:2', or a Cluster")
         with _turn_on(on):
             return _run_on_cluster(plan, lambda: on, _capacity(on))
     kind, num_tasks = _parsed(on or "local")
@@ -271,8 +273,11 @@ def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
     for task in sorted(failed, key=lambda task: isinstance(task.error, PeerLostError)):
         error = task.error
         text = "".join(traceback.format_exception(error))
+        said = (
+            str(error) if isinstance(error, Exception) else repr(error)
+        )  # as SystemExit(3), whose text is "3"
         raise RemoteError(
-            f"task {task.group.task_id} failed: {error}\n\n{text}", task.group.task_id, text
+            f"task {task.group.task_id} failed: {said}\n\n{text}", task.group.task_id, text
         ) from error
     return [task.result for task in tasks]
 

@@ -17,7 +17,7 @@ from ronde.comqueue.functions import name_of
 from ronde.comqueue.queue import IterativeComQueue
 from ronde.comqueue.reductions import reduce_leaves
 from ronde.comqueue.task_group import TaskGroup
-from ronde.errors import MismatchError
+from ronde.errors import MismatchError, UsageError
 from ronde.light_dataclasses import dataclass, replace
 from ronde.types import ReduceOp
 
@@ -117,7 +117,9 @@ class IterationStep:
             PeerLostError: Another task has ended.
             UsageError: As of `map_blocks`; or the results for two blocks differ in structure, dtype or shape.
         """
-        summands = map(function, self.blocks)
+        summands = (
+            function(block) for block in self.blocks
+        )  # `map` would end at a StopIteration of the function
         return sum_over_blocks(summands, self._rows.division, self._group, self._buffers, name_of(function))
 
     def sum(self, tree: Any) -> Any:
@@ -290,7 +292,13 @@ def iterate(
         RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
         UsageError: An argument is invalid.
     """
+    if not callable(step):
+        raise UsageError(f"step must be a function of an IterationStep, not {step!r}")
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UsageError(f"state must be a dict of objects by name, such as {{'w': w}}, not {state!r}")
     names = tuple(data) if isinstance(data, Mapping) else None
+    if names == ():
+        raise UsageError("data is an empty dict: expected at least one object with rows")
     queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names))
     queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))
     if checkpoint_every is not None:

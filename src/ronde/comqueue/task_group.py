@@ -9,15 +9,15 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comm.communicator import Communicator
 from ronde.engine.objects import allgather_object, broadcast_object
-from ronde.errors import PeerLostError, UsageError
-from ronde.types import Average, Max, Min, Product, ReduceOp, Sum
+from ronde.errors import MismatchError, PeerLostError, UsageError
+from ronde.types import Average, DType, Max, Min, Product, ReduceOp, Sum
 
 __all__ = ["RankGroup", "TaskGroup", "ThreadGroup", "combine_in_order", "thread_groups"]
 
@@ -119,6 +119,20 @@ class RankGroup:
         return allgather_object(obj, "comqueue.allgather")
 
 
+class _Call(NamedTuple):
+    """What a thread asks of its group. Calls that belong together are equal."""
+
+    operation: str
+    op: ReduceOp | None = None
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        array = "" if self.dtype is None else f" of {self.dtype}"
+        shape = "" if self.shape is None else f" {self.shape}"
+        return f"{self.operation}{array}{shape}{'' if self.op is None else f' by {self.op.name.lower()}'}"
+
+
 class _Exchange:
     """The state that the threads of a group share: a value of each task, and a barrier that breaks when a task ends."""
 
@@ -162,30 +176,46 @@ class ThreadGroup:
         self._shared.leave(self.task_id)
 
     def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
-        result = self._exchange(array, lambda arrays: combine_in_order(arrays, op))
+        _check_dtype(array.dtype, op)
+        call = _Call("allreduce", op, array.dtype, array.shape)
+        result = self._exchange(call, array, lambda arrays: combine_in_order(arrays, op))
         (array if out is None else out)[...] = result
 
     def allgather(self, array: Array) -> Array:
-        return self._exchange(array, np.concatenate)
+        _check_dtype(array.dtype)
+        return self._exchange(_Call("allgather", None, array.dtype), array, np.concatenate)
 
     def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
+        _check_dtype(array.dtype)
         parts = np.split(array, np.cumsum(splits)[:-1])
-        return self._exchange(parts, lambda sent: np.concatenate([each[self.task_id] for each in sent]))
+        call = _Call("alltoall", None, array.dtype)
+        return self._exchange(call, parts, lambda sent: np.concatenate([each[self.task_id] for each in sent]))
 
     def broadcast_object(self, obj: Any, root: int) -> Any:
         return self._exchange(
-            obj, lambda objects: copy.deepcopy(objects[root]) if self.task_id != root else obj
+            _Call("broadcast_object"),
+            obj,
+            lambda objects: copy.deepcopy(objects[root]) if self.task_id != root else obj,
         )
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        return self._exchange(obj, lambda objects: [copy.deepcopy(each) for each in objects])
+        call = _Call("allgather_object")
+        return self._exchange(call, obj, lambda objects: [copy.deepcopy(each) for each in objects])
 
-    def _exchange(self, value: Given, read: Callable[[list[Given]], Read]) -> Read:
-        """Return what `read` makes of the values of all tasks. No task changes its value before all have read."""
-        self._shared.values[self.task_id] = value
-        self._shared.wait(self.task_id)
-        result = read(self._shared.values)
-        self._shared.wait(self.task_id)
+    def _exchange(self, call: _Call, value: Given, read: Callable[[list[Given]], Read]) -> Read:
+        """Return what `read` makes of the values of all tasks. No task changes its value before all have read.
+
+        Raises MismatchError on all tasks if another one makes another call.
+        """
+        shared = self._shared
+        shared.values[self.task_id] = (call, value)
+        shared.wait(self.task_id)
+        calls = [each for each, _ in shared.values]
+        other = next((task for task, each in enumerate(calls) if each != calls[0]), None)
+        if other is not None:
+            raise MismatchError(f"task 0 called {calls[0]}, but task {other} called {calls[other]}")
+        result = read([each for _, each in shared.values])
+        shared.wait(self.task_id)
         return result
 
 
@@ -202,6 +232,14 @@ _COMBINE: dict[ReduceOp, Callable[[Array, Array], Array]] = {
     Max: np.maximum,
     Product: np.multiply,
 }
+
+
+def _check_dtype(dtype: np.dtype[Any], op: ReduceOp | None = None) -> None:
+    """Raise UsageError for a dtype that ranks cannot send, or whose values they cannot combine in this way."""
+    if dtype.name not in DType.__members__:
+        raise UsageError(f"the dtype {dtype} is not supported; convert it to {', '.join(DType.__members__)}")
+    if dtype.kind == "c" and op in (Min, Max):
+        raise UsageError(f"there is no {op.name.lower()} of {dtype} values")
 
 
 def combine_in_order(arrays: Sequence[Array], op: ReduceOp) -> Array:

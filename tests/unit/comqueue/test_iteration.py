@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from ronde.comqueue import IterationStep, iterate
-from ronde.errors import RemoteError
+from ronde.errors import RemoteError, UsageError
 
 THREE = "threads:3"
 
@@ -63,3 +64,71 @@ def test_an_error_names_the_step_function() -> None:
 
     with pytest.raises(RemoteError, match=r"unlucky failed on task . in step 1: IndexError"):
         iterate(unlucky, data=[1, 2, 3], state={}, max_iter=2, on=THREE)
+
+
+def after_other_blocks(c: IterationStep) -> None:
+    def sum_of(block: Any) -> Any:
+        return next(iter([])) if block[0] == 2 else block.sum()
+
+    c.state.total = c.sum_blocks(sum_of)
+
+
+def one_task_by_max(c: IterationStep) -> None:
+    c.max(1.0) if c.task_id == 1 else c.sum(1.0)
+
+
+def one_task_without(c: IterationStep) -> None:
+    if c.task_id != 1:
+        c.gather(1)
+
+
+def truth(value: Any) -> Callable[[IterationStep], None]:
+    def step(c: IterationStep) -> None:
+        c.sum(value)
+
+    return step
+
+
+def leave(error: type[BaseException], *arguments: object) -> Callable[[IterationStep], None]:
+    def step(c: IterationStep) -> None:
+        raise error(*arguments)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (after_other_blocks, r"after_other_blocks failed on task 0 .*generator raised StopIteration"),
+        (one_task_by_max, r"task 0 called allreduce of float64 \(1,\) by sum, but task 1 called .* by max"),
+        (one_task_without, "task 0 called allgather_object, but task 1 called allreduce of uint8"),
+        (truth(np.ones(2, np.longdouble)), "the dtype float128 is not supported; convert it to .*float64"),
+        (truth(np.timedelta64(3, "D")), r"the dtype timedelta64\[D\] is not supported"),
+        (truth(np.ma.masked_array([1.0], [True])), "operation 1 is a masked array, whose mask would be lost"),
+        (truth(2**63), "operation 1 is an int of more than 64 bits"),
+        (lambda c: c.max(1j), "there is no max of complex128 values"),
+        (leave(SystemExit, 3), r"task 0 failed: SystemExit\(3\)"),
+        (leave(KeyboardInterrupt), r"task 0 failed: KeyboardInterrupt\(\)"),
+    ],
+)
+def test_mistakes_in_a_step_fail_in_threads_as_in_processes(
+    step: Callable[[IterationStep], None], message: str
+) -> None:
+    with pytest.raises(RemoteError, match=message):
+        iterate(step, data=np.arange(9.0), state={}, max_iter=2, on=THREE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"step": 3}, "step must be a function of an IterationStep, not 3"),
+        ({"state": [1]}, r"state must be a dict of objects by name, such as .*, not \[1\]"),
+        ({"state": {1: 2}}, "state must be a dict of objects by name"),
+        ({"data": {}}, "data is an empty dict"),
+        ({"on": 2}, "on=2 is invalid: expected a text such as 'local:2', or a Cluster"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], message: str) -> None:
+    valid: dict[str, Any] = {"step": lambda c: None, "data": [1], "state": {}, "max_iter": 1, "on": THREE}
+    with pytest.raises(UsageError, match=message):
+        iterate(**{**valid, **arguments})
