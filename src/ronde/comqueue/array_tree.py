@@ -48,7 +48,7 @@ def leaves_of(tree: Any, name: str) -> list[Leaf]:
 
 
 class _NotALeaf(Exception):
-    pass
+    """The text says what the object is instead."""
 
 
 def _collect(tree: Any, leaves: list[Leaf], structure: list[Hashable]) -> None:
@@ -149,13 +149,17 @@ def _rebuilt(tree: Any, parts: Sequence[Any]) -> Any:
 
 
 def _array(leaf: Any) -> Leaf:
-    if isinstance(leaf, bool):
+    if isinstance(leaf, (bool, np.bool_)):
         return np.asarray(int(leaf))  # so that a sum counts
+    if type(leaf) is int and not -(1 << 63) <= leaf < 1 << 63:
+        raise _NotALeaf("an int of more than 64 bits")
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise _NotALeaf("a masked array, whose mask would be lost")
     if isinstance(leaf, (np.ndarray, numbers.Number, np.generic)):
         array = np.asarray(leaf)
         if not array.dtype.hasobject:
             return array
-    raise _NotALeaf
+    raise _NotALeaf(f"of type {type(leaf).__qualname__}")
 
 
 def _raise_for_leaf(tree: Any, name: str) -> None:
@@ -166,8 +170,7 @@ def _raise_for_leaf(tree: Any, name: str) -> None:
         return
     try:
         _array(tree)
-    except _NotALeaf:
+    except _NotALeaf as reason:
         raise UsageError(
-            f"{name} is of type {type(tree).__qualname__}: expected an array, a number, or a dict, list, tuple or "
-            "dataclass of these"
+            f"{name} is {reason}: expected an array, a number, or a dict, list, tuple or dataclass of these"
         ) from None

@@ -76,6 +76,11 @@ def divide_data(
         if isinstance(data, LocatedRows):
             openers[name] = data.opener()
             continue
+        if hasattr(data, "tocsr") and data.format not in (
+            "csr",
+            "csc",
+        ):  # SciPy selects no rows in other formats
+            data = data.tocsr()
         divisions[name] = division = divide_rows(_count_of(data, name), num_tasks)
         if isinstance(data, RowSource):
             sources[name] = data

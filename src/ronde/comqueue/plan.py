@@ -104,9 +104,10 @@ def _run_item(item: Item, context: ComContext, group: TaskGroup) -> Any:
 
 def _is_reached(criterion: Item, context: ComContext, group: TaskGroup) -> bool:
     """Evaluate the criterion on task 0, and make its result known to all tasks."""
-    reached = np.zeros(1, np.uint8)
-    if group.task_id == 0:
-        reached[0] = bool(_run_item(criterion, context, group))
+    reached, compare = np.zeros(1, np.uint8), criterion.function
+    if group.task_id == 0 and not isinstance(compare, CommunicateFunction):
+        item = Item(criterion.name, lambda context: bool(compare(context)))
+        reached[0] = _run_item(item, context, group)
     group.allreduce(reached, Max)
     return bool(reached[0])
 

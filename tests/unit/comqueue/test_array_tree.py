@@ -40,7 +40,7 @@ def test_a_mapped_tree_has_the_same_structure_and_kinds_of_leaves() -> None:
     tree = {
         "m": Moments(np.ones(2), 3),
         "p": Pair(1.5, np.float32(2)),
-        "t": (True, None),
+        "t": (True, None, np.bool_(True)),
         "l": [np.zeros((0, 2))],
     }
     mapped = map_leaves(tree, lambda leaf: leaf * 2)
@@ -50,7 +50,7 @@ def test_a_mapped_tree_has_the_same_structure_and_kinds_of_leaves() -> None:
     assert (mapped["m"].count, type(mapped["m"].count)) == (6, int)
     assert mapped["p"] == Pair(3.0, np.float32(4))
     assert type(mapped["p"].second) is np.float32
-    assert mapped["t"] == (2, None)  # of a truth value the sum counts
+    assert mapped["t"] == (2, None, 2)  # of a truth value the sum counts
     assert mapped["l"][0].shape == (0, 2)
 
 

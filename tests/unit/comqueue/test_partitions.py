@@ -39,9 +39,10 @@ def test_each_task_gets_consecutive_rows(data: Any, expected: list[Any]) -> None
     assert [part.tolist() if isinstance(part, np.ndarray) else part for part in parts] == expected
 
 
-def test_rows_of_a_sparse_matrix() -> None:
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dia", "bsr"])
+def test_rows_of_a_sparse_matrix(form: str) -> None:
     sparse = pytest.importorskip("scipy.sparse")
-    parts = parts_of(sparse.csr_matrix(np.eye(3)), 2)
+    parts = parts_of(sparse.csr_matrix(np.eye(3)).asformat(form), 2)
     assert [part.toarray().tolist() for part in parts] == [[[1, 0, 0], [0, 1, 0]], [[0, 0, 1]]]
 
 

@@ -271,6 +271,15 @@ def test_an_exception_names_task_step_and_function() -> None:
     assert re.search(r"explode failed on task 1 in step 2: ValueError: no luck$", message)
 
 
+def test_a_criterion_without_truth_value_is_named() -> None:
+    queue = IterativeComQueue().set_max_iter(2).add(lambda context: None)
+    queue.set_compare_criterion_of_node0(cast(Any, lambda context: np.ones(2)))
+    with pytest.raises(
+        RemoteError, match=r"<lambda> failed on task 0 in step 1: ValueError: The truth value"
+    ):
+        queue.exec(THREE)
+
+
 def test_a_missing_object_is_named() -> None:
     assert "no object 'sums' on task 0 in step 1: the task has none" in failing(got("sums"))
 
