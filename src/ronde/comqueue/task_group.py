@@ -119,7 +119,7 @@ class RankGroup:
         return allgather_object(obj, "comqueue.allgather")
 
 
-class _Call(NamedTuple):
+class _GroupCall(NamedTuple):
     """What a thread asks of its group. Calls that belong together are equal."""
 
     operation: str
@@ -177,32 +177,32 @@ class ThreadGroup:
 
     def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
         _check_dtype(array.dtype, op)
-        call = _Call("allreduce", op, array.dtype, array.shape)
+        call = _GroupCall("allreduce", op, array.dtype, array.shape)
         result = self._exchange(call, array, lambda arrays: combine_in_order(arrays, op))
         (array if out is None else out)[...] = result
 
     def allgather(self, array: Array) -> Array:
         _check_dtype(array.dtype)
-        return self._exchange(_Call("allgather", None, array.dtype), array, np.concatenate)
+        return self._exchange(_GroupCall("allgather", None, array.dtype), array, np.concatenate)
 
     def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
         _check_dtype(array.dtype)
         parts = np.split(array, np.cumsum(splits)[:-1])
-        call = _Call("alltoall", None, array.dtype)
+        call = _GroupCall("alltoall", None, array.dtype)
         return self._exchange(call, parts, lambda sent: np.concatenate([each[self.task_id] for each in sent]))
 
     def broadcast_object(self, obj: Any, root: int) -> Any:
         return self._exchange(
-            _Call("broadcast_object"),
+            _GroupCall("broadcast_object"),
             obj,
             lambda objects: copy.deepcopy(objects[root]) if self.task_id != root else obj,
         )
 
     def allgather_object(self, obj: Any) -> list[Any]:
-        call = _Call("allgather_object")
+        call = _GroupCall("allgather_object")
         return self._exchange(call, obj, lambda objects: [copy.deepcopy(each) for each in objects])
 
-    def _exchange(self, call: _Call, value: Given, read: Callable[[list[Given]], Read]) -> Read:
+    def _exchange(self, call: _GroupCall, value: Given, read: Callable[[list[Given]], Read]) -> Read:
         """Return what `read` makes of the values of all tasks. No task changes its value before all have read.
 
         Raises MismatchError on all tasks if another one makes another call.
