@@ -2,6 +2,7 @@
 // know: the settings, the call, and the numbers of ranks and hosts.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -37,10 +38,13 @@ struct SwitchOver {
 inline Algorithm select_across(const SwitchOver& over, size_t bytes, int size) {
   constexpr int kDirectRanks = 16;  // each rank of direct sends to all others at once
   constexpr size_t kRingChunkBytes = 64 * 1024;
+  constexpr size_t kManyRanks = 32;
   const auto ranks = static_cast<size_t>(size);
   // Doubling has two steps more if the number of ranks is no power of two; direct has fewer than that for few ranks.
   const size_t divisor = size <= kDirectRanks && !std::has_single_bit(ranks) ? 4 : 1;
-  if (bytes <= over.doubling_bytes / divisor) return Algorithm::kDoubling;
+  // With very many ranks each rank's messages of direct, two to every other, take longer than more bytes.
+  const size_t factor = std::max(ranks / kManyRanks, size_t{1});
+  if (bytes <= over.doubling_bytes / divisor * factor) return Algorithm::kDoubling;
   const bool is_by_ranks = over.ring_bytes == SwitchOver::kByRanks;
   const bool is_ring = is_by_ranks ? size > kDirectRanks && bytes >= ranks * kRingChunkBytes : bytes >= over.ring_bytes;
   return is_ring ? Algorithm::kRing : Algorithm::kDirect;

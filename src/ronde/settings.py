@@ -266,7 +266,7 @@ class Settings:
         "RONDE_DOUBLING_BYTES",
         None,
         "Largest all-reduce that `auto` does by `doubling` between hosts; a quarter of it between 3, 5, 6, 7 or 9 to "
-        "15 hosts. None: 64 KiB.",
+        "15 hosts, twice as much between 64, three times between 96, and so on. None: 64 KiB.",
         bytes_up_to("2GiB"),
     )
     ring_bytes: int | None = _setting(

@@ -2,8 +2,8 @@
 
 One generator per algorithm of `cpp/algorithms/over_links.h`. A message is (step, sender, receiver, bytes), with ranks
 numbered like the members of the group. A rank begins a step when it has the messages of the step before; messages of
-one step are under way at the same time. The segments of a pipeline count as one message. `cpp/tests/traffic_test.cc`
-counts the messages of the real algorithms, and a test compares both.
+one step are under way at the same time. The segments of a pipeline count as one message. `cpp/tests/traffic` counts the
+messages of the real algorithms, and a test compares both.
 """
 
 from __future__ import annotations
