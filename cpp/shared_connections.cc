@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <system_error>
 #include <utility>
@@ -21,6 +22,7 @@ namespace {
 
 // This many messages fit into any receive buffer, with the kernel's overhead for each.
 constexpr uint64_t kMostUnread = 16;
+constexpr std::chrono::seconds kClosedLimit{1};
 constexpr uint64_t kReadAtOnce = 8;  // messages per acknowledgement
 
 // Room for exactly one descriptor beside the bytes of a message.
@@ -93,7 +95,12 @@ void SharedConnections::join(uint64_t communicator, Member& member) {
   for (const auto& [process, end] : ends_) member.on_end(process, end);
   if (thread_ || controls_.empty()) return;
   const BlockSignals block;
-  thread_ = std::make_unique<std::thread>([this] { run(); });
+  thread_ = std::make_unique<std::thread>([this, ending = ending_] {
+    run(*ending);
+    std::lock_guard ended(ending->mutex);
+    ending->has_ended = true;
+    ending->changed.notify_all();
+  });
 }
 
 void SharedConnections::leave(uint64_t communicator) {
@@ -108,9 +115,14 @@ void SharedConnections::leave(uint64_t communicator) {
 
 void SharedConnections::stop() {
   if (thread_) {
-    stopping_.store(true);
-    wake_thread();
-    thread_->join();
+    ending_->is_wanted.store(true);
+    bool ends = wake_thread();
+    if (!ends) {
+      // The program has closed all descriptors, and nothing else ends poll(2). The thread then only reads `Ending`.
+      std::unique_lock ending(ending_->mutex);
+      ends = ending_->changed.wait_for(ending, kClosedLimit, [this] { return ending_->has_ended; });
+    }
+    ends ? thread_->join() : thread_->detach();
     thread_.reset();
   }
   std::lock_guard lock(sending_);
@@ -145,9 +157,10 @@ int SharedConnections::pid_of(int process) {
   return peer.pid;
 }
 
-void SharedConnections::wake_thread() const {
+// Returns false if the program has closed the descriptor.
+bool SharedConnections::wake_thread() const {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+  return write(wake_.get(), &one, sizeof(one)) >= 0 || errno != EBADF;
 }
 
 // --- Sending, with sending_ held -------------------------------------------------------------------------------------
@@ -220,7 +233,7 @@ void SharedConnections::report_read(int process, Inbox& inbox) {
 
 // --- The thread ------------------------------------------------------------------------------------------------------
 
-void SharedConnections::run() {
+void SharedConnections::run(Ending& ending) {
   std::vector<int> processes;
   std::vector<Inbox> inboxes(controls_.size());
   std::vector<pollfd> fds;
@@ -230,11 +243,13 @@ void SharedConnections::run() {
   }
   fds.push_back({wake_.get(), POLLIN, 0});
   while (true) {
-    if (poll(fds.data(), fds.size(), poll_limit_ms()) < 0) {
+    const int found = poll(fds.data(), fds.size(), poll_limit_ms());
+    if (ending.is_wanted.load()) return;
+    if (found < 0) {
       if (errno == EINTR) continue;
       return report_poll_error(errno);
     }
-    if (stopping_.load()) return;
+    if ((fds.back().revents & POLLNVAL) != 0) return report_poll_error(EBADF);
     ring_alarm();
     if (fds.back().revents != 0) {
       uint64_t count = 0;

@@ -20,6 +20,7 @@
 
 #include <array>
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -114,15 +115,23 @@ class SharedConnections {
     uint64_t read = 0;  // messages read, without those of kRead
   };
 
+  // What the thread shares with stop(). It outlives this object if stop() cannot wake the thread.
+  struct Ending {
+    std::atomic<bool> is_wanted{false};
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool has_ended = false;
+  };
+
   void stop();
-  void run();
+  void run(Ending& ending);
   bool receive_from(int process, int fd, Inbox& inbox);
   void handle_message(int process, std::span<const std::byte> bytes, Inbox& inbox);
   void report_end(int process, const End& end);
   void report_poll_error(int error);
   int poll_limit_ms() const;
   void ring_alarm();
-  void wake_thread() const;
+  bool wake_thread() const;
   size_t wire_bytes(int process) const { return sizeof(WatchMessage) + (seals_.contains(process) ? kTagBytes : 0); }
   void send_what_fits(int process);
   void transmit(int process, Outgoing outgoing);
@@ -132,7 +141,7 @@ class SharedConnections {
 
   std::map<int, Connection> controls_;  // unchanged while the thread runs
   std::map<int, Descriptor> bells_;
-  Descriptor wake_;  // makes the thread check the backlogs and stopping_
+  Descriptor wake_;  // makes the thread check the backlogs and ending_
   // By process on another host. sending_ guards sealing; only the thread opens.
   std::map<int, SealedConnection> seals_;
 
@@ -145,7 +154,7 @@ class SharedConnections {
   bool is_over_ = false;
 
   int64_t alarm_ns_ = 0;  // used by the thread only; 0: none
-  std::atomic<bool> stopping_{false};
+  std::shared_ptr<Ending> ending_ = std::make_shared<Ending>();
   std::unique_ptr<std::thread> thread_;  // guarded by joining_ until is_over_
 };
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from types import FrameType
 
 from ronde import _native
@@ -102,8 +103,9 @@ class Dump:
         """Remove the signal handler, and close the files."""
         if self.signal:
             faulthandler.unregister(self.signal)
-            os.close(self.file)
-            os.close(self.childrens_file)
+            for each in self.file, self.childrens_file:
+                with suppress(OSError):  # the program may have closed all descriptors
+                    os.close(each)
             self.signal = 0
 
     def leave_to_parent(self) -> None:

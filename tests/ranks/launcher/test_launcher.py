@@ -336,6 +336,13 @@ def test_a_rank_that_ends_before_the_others_have_joined_has_failed(launcher: Lau
     assert "without calling ronde.init(), where rank 0 waits for it\n" in err
 
 
+def test_a_worker_may_close_all_descriptors(launcher: Launcher) -> None:
+    """As a program does that becomes a daemon. Ronde's threads end, although nothing can wake them any more."""
+    text = "import ronde\nronde.init()\nprint(ronde.size(), flush=True)\nos.closerange(3, 4096)"
+    code, out, err = launcher.run_script(2, text)
+    assert (code, sorted(out.splitlines()), err) == (0, ["[0] 2", "[1] 2"], "")
+
+
 @pytest.mark.slow
 def test_stubborn_survivors_are_killed(launcher: Launcher) -> None:
     code, _, err = launcher.run_script(
