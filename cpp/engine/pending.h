@@ -51,7 +51,6 @@ class Pending {
   // Call arm(), then check whether anything is pending: every submission after the check wakes the sleeper.
   void arm() { is_armed_.store(true, std::memory_order_seq_cst); }
   void disarm() { is_armed_.store(false, std::memory_order_seq_cst); }
-  bool is_armed() const { return is_armed_.load(std::memory_order_seq_cst); }
   // Sets the function by which note_submission() wakes the sleeper. Call it before arm().
   void on_wake(std::function<void()> call) { call_ = std::move(call); }
 

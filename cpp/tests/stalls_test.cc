@@ -136,13 +136,15 @@ void test_stacks() {
 
 void test_a_sleep_ends_with_a_submission() {
   run({0}, {}, [&](Communicator& communicator) {
+    int wakes = 0;
     Rank rank(communicator);
     for (uint32_t slot = 0; slot < kCapacity; ++slot) {
       const auto seen = rank.stalls().find_waits(0, {});
       CHECK(seen.items.empty() && (seen.next_ns >= 0) == (slot > 0));
       if (slot > 0) {  // something is pending, so the next submission wakes no thread
-        CHECK(!rank.cycle().pending().is_armed());
+        rank.cycle().pending().on_wake([&wakes] { ++wakes; });
         rank.submit(slot);
+        CHECK(wakes == 0);
         continue;
       }
       std::thread submitting([&] { rank.submit(slot); });
