@@ -22,6 +22,7 @@ import hashlib
 from collections.abc import Mapping
 
 from ronde.core import slurm
+from ronde.core.launcher_variables import launcher_number
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass, replace
 
@@ -210,19 +211,10 @@ def _from_pmi(environ: Environment) -> _Launched | None:
 
 
 def _from_variables(environ: Environment, rank_name: str, size_name: str, launcher: str) -> _Launched:
-    rank, size = _number(environ, rank_name), _number(environ, size_name)
+    rank, size = launcher_number(environ, rank_name), launcher_number(environ, size_name)
     if size < 1:
         raise UsageError(f"{size_name}={size} is invalid: expected at least 1 rank")
     return _Launched(rank, size, launcher, (rank_name, size_name))
-
-
-def _number(environ: Environment, name: str) -> int:
-    text = environ.get(name)
-    if not text:
-        raise UsageError(f"{name} is not set, although the launcher's other variables are")
-    if not text.isdecimal() or len(text) > 9:
-        raise UsageError(f"{name}={text!r} is invalid: expected a whole number from 0")
-    return int(text)
 
 
 # The meeting point
@@ -261,7 +253,7 @@ def _master_address(environ: Environment) -> str | None:
     if not host or not port:
         there, missing = ("MASTER_ADDR", "MASTER_PORT") if host else ("MASTER_PORT", "MASTER_ADDR")
         raise UsageError(f"{there}={host or port} is set without {missing}: set both, or neither")
-    number = _number(environ, "MASTER_PORT")
+    number = launcher_number(environ, "MASTER_PORT")
     if not 0 < number < 65536:
         raise UsageError(f"MASTER_PORT={port} is invalid: expected a port from 1 to 65535")
     host = host.removeprefix("[").removesuffix("]")

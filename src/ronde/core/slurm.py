@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 
+from ronde.core.launcher_variables import launcher_number
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
 
@@ -68,10 +69,10 @@ def find_step(environ: Mapping[str, str]) -> Step | None:
     if not step or not environ.get("SLURM_PROCID"):
         return None
     size_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
-    tasks = _number(environ, size_name)
+    tasks = launcher_number(environ, size_name)
     if tasks < 1:
         raise UsageError(f"{size_name}={tasks} is invalid: expected at least 1 rank")
-    task = _number(environ, "SLURM_PROCID")
+    task = launcher_number(environ, "SLURM_PROCID")
     if task >= tasks:
         raise UsageError(
             f"SLURM_PROCID={task} does not fit {size_name}={tasks}: ranks count from 0 to size - 1"
@@ -105,15 +106,6 @@ def _count(environ: Mapping[str, str], name: str) -> int:
     """Return a number after an optional kind (`a100:2`); 0 if the variable is missing or no number."""
     text = environ.get(name, "").rpartition(":")[2]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name)
-    if not text:
-        raise UsageError(f"{name} is not set, although the launcher's other variables are")
-    if not text.isdecimal() or len(text) > 9:
-        raise UsageError(f"{name}={text!r} is invalid: expected a whole number from 0")
-    return int(text)
 
 
 # Lists of hosts
