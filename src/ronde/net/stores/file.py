@@ -17,9 +17,10 @@ from enum import IntEnum
 from typing import TypeVar
 
 from ronde.errors import PeerLostError, UsageError
-from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.file_log import FileLog, LiveClients
 from ronde.net.stores.table import Table
+from ronde.net.stores.table_reader import TableReader
 
 __all__ = ["FileStore"]
 
@@ -50,7 +51,7 @@ def _entry(kind: _ChangeKind, name: bytes = b"", value: bytes = b"", number: int
     return _HEAD.pack(kind, len(name), len(value), number) + name + value
 
 
-class FileStore:
+class FileStore(TableReader):
     """The `Store` in the file at `path`, which is created if it does not exist, and never removed.
 
     A process that holds keys also creates `path` + ".alive". Raises UsageError if the path cannot be written, and
@@ -80,24 +81,6 @@ class FileStore:
 
     def set(self, key: str, value: bytes) -> None:
         self._write_change([check_key(key)], _entry(_ChangeKind.SET, check_key(key), check_value(key, value)))
-
-    def get(self, key: str, timeout_ns: int) -> bytes:
-        encoded = check_key(key)
-        value = self._wait_until(lambda table: table.get(encoded), [encoded], timeout_ns)
-        if value is None:
-            raise waited_in_vain(key, self.address, timeout_ns)
-        return value
-
-    def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {check_key(key): key for key in several(keys)}
-
-        def query(table: Table) -> bool | None:
-            for name in [name for name in missing if table.get(name) is not None]:
-                del missing[name]
-            return not missing or None
-
-        if not self._wait_until(query, list(missing), timeout_ns):
-            raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         encoded = check_key(key)
@@ -129,15 +112,6 @@ class FileStore:
 
         return self._change_table([encoded], delete)
 
-    def check(self, keys: Sequence[str]) -> bool:
-        encoded = [check_key(key) for key in several(keys)]
-        with self._lock:
-            return self._query_table(lambda table: table.check(encoded), encoded)
-
-    def num_keys(self) -> int:
-        with self._lock:
-            return self._query_table(Table.num_keys, None)
-
     def append(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
 
@@ -146,13 +120,6 @@ class FileStore:
             return None, _entry(_ChangeKind.APPEND, encoded, value)
 
         self._change_table([encoded], append)
-
-    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        encoded = [check_key(key) for key in several(keys)]
-        values = self._wait_until(lambda table: table.multi_get(encoded), encoded, timeout_ns)
-        if values is None:
-            raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
-        return values
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
@@ -190,16 +157,6 @@ class FileStore:
             value = self._change_table((), pop)
             if value is not None:  # else another client was faster
                 return value
-
-    def queue_len(self, queue: str) -> int:
-        encoded = check_key(queue)
-        with self._lock:
-            return self._query_table(lambda table: table.queue_len(encoded), ())
-
-    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
-        encoded = {check_key(key): value for key, value in known.items()}
-        found = self._wait_until(lambda table: table.differing(encoded) or None, list(encoded), timeout_ns)
-        return {key.decode(): value for key, value in (found or {}).items()}
 
     def hold(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
@@ -242,7 +199,11 @@ class FileStore:
     # Under the lock of the file
 
     def _query_table(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
-        """Return the result of the query. `names`: the keys that it reads, None: all. Dead holders lose theirs."""
+        with self._lock:
+            return self._query_locked(query, names)
+
+    def _query_locked(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
+        """Return the result of the query. Dead holders of the keys that it reads lose them."""
         self._check_open()
         self._reopen_after_fork()
         with self._log.locked(exclusive=False) as is_reset:
@@ -363,13 +324,11 @@ class FileStore:
     def _wait_until(
         self, query: Callable[[Table], Found | None], names: Sequence[bytes], timeout_ns: int
     ) -> Found | None:
-        """Return the result of the query as soon as it is not None, or None after the timeout."""
         deadline_ns = time.monotonic_ns() + timeout_ns
         pause_s = FIRST_PAUSE_S
         while True:
             # Not during the pause: another thread may make the change that this one waits for.
-            with self._lock:
-                found = self._query_table(query, names)
+            found = self._query_table(query, names)
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if found is not None or left_s <= 0:
                 return found

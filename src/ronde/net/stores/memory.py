@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ronde.errors import UsageError
-from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, waited_in_vain
 from ronde.net.stores.table import Table
+from ronde.net.stores.table_reader import TableReader
 
 __all__ = ["MemoryStore"]
 
@@ -26,7 +27,7 @@ class _Content:
         self.poppers: dict[bytes, deque[object]] = {}
 
 
-class MemoryStore:
+class MemoryStore(TableReader):
     """The `Store` of one process. Its threads may share the object; a waiting thread does not block the others.
 
     `fork` returns another client of the same content; the keys that a client holds go when it is closed.
@@ -44,24 +45,6 @@ class MemoryStore:
         encoded, value = check_key(key), check_value(key, value)
         self._change_table(lambda table: table.set(encoded, value))
 
-    def get(self, key: str, timeout_ns: int) -> bytes:
-        encoded = check_key(key)
-        value = self._wait_until(lambda table: table.get(encoded), timeout_ns)
-        if value is None:
-            raise waited_in_vain(key, self.address, timeout_ns)
-        return value
-
-    def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {check_key(key): key for key in several(keys)}
-
-        def query(table: Table) -> bool | None:
-            for name in [name for name in missing if table.get(name) is not None]:
-                del missing[name]
-            return not missing or None
-
-        if not self._wait_until(query, timeout_ns):
-            raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
-
     def add(self, key: str, amount: int) -> int:
         encoded = check_key(key)
         return self._change_table(lambda table: table.add(encoded, amount))
@@ -75,23 +58,9 @@ class MemoryStore:
         encoded = check_key(key)
         return self._change_table(lambda table: table.delete(encoded))
 
-    def check(self, keys: Sequence[str]) -> bool:
-        encoded = [check_key(key) for key in several(keys)]
-        return self._query_table(lambda table: table.check(encoded))
-
-    def num_keys(self) -> int:
-        return self._query_table(Table.num_keys)
-
     def append(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
         self._change_table(lambda table: table.append(encoded, value))
-
-    def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        encoded = [check_key(key) for key in several(keys)]
-        values = self._wait_until(lambda table: table.multi_get(encoded), timeout_ns)
-        if values is None:
-            raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
-        return values
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
@@ -114,7 +83,7 @@ class MemoryStore:
             line.append(me)
             try:
                 value = self._wait_until(
-                    lambda table: table.pop(encoded) if line[0] is me else None, timeout_ns
+                    lambda table: table.pop(encoded) if line[0] is me else None, (), timeout_ns
                 )
             finally:
                 line.remove(me)
@@ -125,21 +94,12 @@ class MemoryStore:
             raise waited_in_vain(queue, self.address, timeout_ns)
         return value
 
-    def queue_len(self, queue: str) -> int:
-        encoded = check_key(queue)
-        return self._query_table(lambda table: table.queue_len(encoded))
-
-    def watch(self, known: Mapping[str, bytes | None], timeout_ns: int) -> dict[str, bytes | None]:
-        encoded = {check_key(key): value for key, value in known.items()}
-        found = self._wait_until(lambda table: table.differing(encoded) or None, timeout_ns)
-        return {key.decode(): value for key, value in (found or {}).items()}
-
     def hold(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
         self._change_table(lambda table: table.hold(encoded, value, self))
 
     def fork(self) -> MemoryStore:
-        self._query_table(lambda _: None)  # raises if closed
+        self._query_table(lambda _: None, ())  # raises if closed
         other = MemoryStore()
         other._content = self._content
         return other
@@ -150,7 +110,7 @@ class MemoryStore:
                 self._change_table(lambda table: table.release_holder(self))
             self._open = False
 
-    def _query_table(self, query: Callable[[Table], Found]) -> Found:
+    def _query_table(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
         with self._content.changed:
             if not self._open:
                 raise UsageError("this client of the store in memory has been closed")
@@ -158,15 +118,16 @@ class MemoryStore:
 
     def _change_table(self, change: Callable[[Table], Found]) -> Found:
         with self._content.changed:
-            found = self._query_table(change)
+            found = self._query_table(change, None)
             self._content.changed.notify_all()
             return found
 
-    def _wait_until(self, query: Callable[[Table], Found | None], timeout_ns: int) -> Found | None:
-        """Return the result of the query as soon as it is not None, or None after the timeout."""
+    def _wait_until(
+        self, query: Callable[[Table], Found | None], names: Sequence[bytes], timeout_ns: int
+    ) -> Found | None:
         deadline_ns = time.monotonic_ns() + timeout_ns
         with self._content.changed:
-            while (found := self._query_table(query)) is None:
+            while (found := self._query_table(query, names)) is None:
                 left_ns = deadline_ns - time.monotonic_ns()
                 if left_ns <= 0:
                     break
