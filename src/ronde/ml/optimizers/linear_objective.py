@@ -18,6 +18,7 @@ from ronde.ml.optimizers.objective import Objective
 __all__ = ["LinearObjective", "RowChunk", "row_chunks"]
 
 CHUNK_BYTES = 512 << 10
+LEAST_ROWS, LEAST_ROWS_OF_OUTPUTS = 64, 256  # of a chunk, with one output and with several
 
 Array = NDArray[Any]
 
@@ -45,7 +46,7 @@ class LinearObjective(Objective):
 
     def loss_and_gradient(self, block: Any, w: Array) -> tuple[float, Array]:
         total, gradient = 0.0, np.zeros(w.shape)
-        for chunk in row_chunks(block):
+        for chunk in row_chunks(block, _least_rows(w)):
             values, slopes = self.loss.values_and_slopes(chunk.y, self.scores(chunk.X, w))
             total += chunk.sum(values)
             self.add_gradient(gradient, chunk.X, chunk.weighted(slopes))
@@ -84,7 +85,7 @@ class LinearObjective(Objective):
 
     def hessian_product(self, block: Any, w: Array, direction: Array) -> Array:
         result = np.zeros(w.shape)
-        for chunk in row_chunks(block):
+        for chunk in row_chunks(block, _least_rows(w)):
             scores, along = self.scores(chunk.X, w), self.scores(chunk.X, direction)
             product = self.loss.curvature_product(chunk.y, scores, along)
             self.add_gradient(result, chunk.X, chunk.weighted(product))
@@ -117,7 +118,9 @@ class LinearObjective(Objective):
         Raises:
             Nothing.
         """
-        by_factors = (X.T @ slopes.astype(X.dtype, copy=False)).T
+        typed = slopes.astype(X.dtype, copy=False)
+        # The product of arrays lies in memory like the gradient, which makes adding it faster.
+        by_factors = typed.T @ X if isinstance(X, np.ndarray) else (X.T @ typed).T
         if self.fit_intercept:
             gradient[..., :-1] += by_factors
             gradient[..., -1] += slopes.sum(axis=0)
@@ -154,13 +157,18 @@ class RowChunk(NamedTuple):
         return slopes * (self.weights if slopes.ndim == 1 else self.weights[:, None])
 
 
-def row_chunks(block: Any) -> Iterator[RowChunk]:
+def _least_rows(w: Array) -> int:
+    """Return how many rows a chunk has at least. With several outputs, adding to the gradient takes a while."""
+    return LEAST_ROWS if w.ndim == 1 else LEAST_ROWS_OF_OUTPUTS
+
+
+def row_chunks(block: Any, least_rows: int = LEAST_ROWS) -> Iterator[RowChunk]:
     """Yield the rows of a block in chunks that depend only on its shape. A sparse block is one chunk."""
     X, y, weights = block.X, block.y, getattr(block, "sample_weight", None)
     rows = X.shape[0]
     size = max(1, rows)
     if isinstance(X, np.ndarray):
-        size = max(64, CHUNK_BYTES // max(1, X.shape[1] * X.itemsize))
+        size = max(least_rows, CHUNK_BYTES // max(1, X.shape[1] * X.itemsize))
     for begin in range(0, rows, size):
         part = slice(begin, begin + size)
         yield RowChunk(X[part], y[part], None if weights is None else weights[part])
