@@ -42,6 +42,7 @@ CASES = {
     "burst 100 x 4 KiB": Case("burst", 1 << 10),
     "resnet50": Case("resnet50"),
     "small 1000": Case("small"),
+    "small 10000": Case("small_10000"),
     "broadcast 4 KiB": Case("broadcast", 1 << 10),
     "allgather 4 KiB": Case("allgather", 1 << 10),
 }

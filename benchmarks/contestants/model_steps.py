@@ -1,6 +1,6 @@
 """Steps of a model, with communication and without, for every contestant that can combine gradients.
 
-    resnet50, small     forward, backward, wait until all gradients are averages over ranks; next to nothing to compute
+    resnet50, small*    forward, backward, wait until all gradients are averages over ranks; next to nothing to compute
     cnn, mlp            a whole step of training with momentum
 
 These operations take True or False instead of a count: whether the step communicates. Both steps of a model are made
@@ -62,6 +62,9 @@ class ModelSteps:
 
     def small(self, communicates: bool) -> Call:
         return self._step("small", communicates, lambda: self._gradient_steps(small_shapes()))
+
+    def small_10000(self, communicates: bool) -> Call:
+        return self._step("small_10000", communicates, lambda: self._gradient_steps(small_shapes(10_000)))
 
     def cnn(self, communicates: bool) -> Call:
         return self._step("cnn", communicates, lambda: self._training_steps(cnn, CNN_BATCH))

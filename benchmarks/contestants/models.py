@@ -33,9 +33,9 @@ def resnet50_shapes() -> list[Shape]:
     return [*shapes, (1000, inputs), (1000,)]
 
 
-def small_shapes() -> list[Shape]:
-    """1,000 tensors of 64 bytes."""
-    return [(16,)] * 1000
+def small_shapes(count: int = 1000) -> list[Shape]:
+    """So many tensors of 64 bytes."""
+    return [(16,)] * count
 
 
 class SumOfSums(nn.Module):  # type: ignore[misc]
