@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -120,6 +121,30 @@ std::vector<std::vector<int>> destination_choices(int source_count) {
   choices.push_back(all);
   if (source_count > 1) choices.push_back({source_count - 1, 0});
   return choices;
+}
+
+// More sources than the kernels read together, and more elements than they do in one go.
+void test_many_sources() {
+  for (int dtype_number = 0; dtype_number < kDTypeCount; ++dtype_number) {
+    const DType dtype = static_cast<DType>(dtype_number);
+    for (const size_t count : {65, 5000}) {
+      std::vector<Bytes> sources;
+      for (const int source_count : {8, 9, 17}) {
+        while (static_cast<int>(sources.size()) < source_count) sources.push_back(random_bytes(dtype, count));
+        std::vector<int> all(static_cast<size_t>(source_count));
+        std::iota(all.begin(), all.end(), 0);
+        for (int op_number = 0; op_number < kReduceOpCount; ++op_number) {
+          const ReduceOp op = static_cast<ReduceOp>(op_number);
+          if (!is_supported(dtype, op)) continue;
+          const Bytes expected = expected_of(dtype, op, sources, source_count);
+          for (const Kernels* kernels : available_kernels()) {
+            check_reduction(*kernels, dtype, op, sources, expected, {source_count}, 1);
+            check_reduction(*kernels, dtype, op, sources, expected, all, 3);
+          }
+        }
+      }
+    }
+  }
 }
 
 void test_all_kernels() {
@@ -323,5 +348,6 @@ int main() {
   ronde::test_partial_sums(ronde::DType::kFloat16);
   ronde::test_partial_sums(ronde::DType::kBfloat16);
   ronde::test_all_kernels();
+  ronde::test_many_sources();
   ronde::test_huge_count();
 }
