@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import IO, Any
 
+import ronde.process
 from ronde.errors import UsageError
 from ronde.net.addresses import LOOPBACK_REMEDY, is_loopback
 from ronde.process.guard import Guard
@@ -32,14 +33,19 @@ __all__ = [
     "usable_cores",
 ]
 
-# A program of the wheel. A slower one in Python replaces it where it was not built, as in an editable install.
-_HERE = os.path.dirname(__file__)
-_START_WORKER = os.path.join(_HERE, "start_worker")
-_STARTER = (
-    (_START_WORKER,)
-    if os.access(_START_WORKER, os.X_OK)
-    else (sys.executable, "-I", "-S", os.path.join(_HERE, "die_with_parent.py"))
-)
+
+def _starter() -> tuple[str, ...]:
+    """Return the command that starts a worker; a slower one in Python where start_worker was not built."""
+    for (
+        folder
+    ) in ronde.process.__path__:  # an editable install has one with what was built, and one with the sources
+        program = os.path.join(folder, "start_worker")
+        if os.access(program, os.X_OK):
+            return (program,)
+    return (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "die_with_parent.py"))
+
+
+_STARTER = _starter()
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-import ronde.process.process_groups
+import ronde.process.die_with_parent
 
-FOLDER = Path(ronde.process.process_groups.__file__).parent
-NATIVE = FOLDER / "start_worker"
+PYTHON = ronde.process.die_with_parent.__file__
+NATIVE = [path for folder in ronde.process.__path__ if (path := Path(folder, "start_worker")).exists()]
 
 
 @pytest.fixture(params=["native", "python"])
 def starter(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "python":
-        return [sys.executable, "-I", "-S", str(FOLDER / "die_with_parent.py")]
-    if not NATIVE.exists():
-        pytest.skip("start_worker was not built: this is no wheel")
-    return [str(NATIVE)]
+        return [sys.executable, "-I", "-S", PYTHON]
+    if not NATIVE:
+        pytest.skip("start_worker was not built")
+    return [str(NATIVE[0])]
 
 
 def run(starter: list[str], *words: str, parent: int | None = None) -> subprocess.CompletedProcess[str]:
