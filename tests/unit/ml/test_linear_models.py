@@ -106,6 +106,16 @@ def test_means_and_scales_of_columns_do_not_add_steps(kind: str) -> None:
         np.testing.assert_allclose(ours.coef_ * scales, theirs.coef_ * scales, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:LogisticRegression has not converged")
+@pytest.mark.parametrize("scale", [1e6, 1e8])
+def test_a_classifier_finds_the_length_of_its_first_step_with_large_columns(scale: float) -> None:
+    rows = (X - X.mean(axis=0)) * [1, 1, scale, 1, 1, 1, 1, 1]
+    scores = [
+        ronde.ml.LogisticRegression(max_iter=200).fit(each, BINARY).score(each, BINARY) for each in (X, rows)
+    ]
+    assert scores[1] > scores[0] - 0.03
+
+
 def test_many_columns_take_another_way_to_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ridge = ronde.ml.Ridge(alpha=3.0, tol=1e-9)
     few = ridge.fit(X, TARGETS["two outputs"]).coef_

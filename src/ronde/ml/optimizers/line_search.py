@@ -22,7 +22,7 @@ DECREASE = 1e-4  # part of the expected decrease that a move must reach
 FLATTER = 0.9  # part of the slope that may be left at its end
 ROUNDING = 4e-15  # relative: losses that differ by less are equal
 
-SHORTER = tuple(2.0**-k for k in (1, 2, 3, 4, 5, 6, 8, 12, 16, 20))
+SHORTER = tuple(2.0**-k for k in (1, 2, 3, 4, 6, 9, 13, 18, 24, 32))
 LONGER = tuple(2.0**k for k in (1, 2, 3, 4, 5, 6, 8, 10))
 
 
