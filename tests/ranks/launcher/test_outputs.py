@@ -257,11 +257,15 @@ def test_a_full_disk_costs_output_but_no_job(shown: Shown) -> None:
 
 
 def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
-    """A named pipe without a reader stands for it. Rank 0 writes much; rank 1 fails, and that ends both."""
+    """A named pipe without a reader stands for it. Rank 0 writes much; then rank 1 fails, and that ends both."""
     (tmp_path / "0").mkdir()
     disk = tmp_path / "0" / "stdout.log"
     os.mkfifo(disk)
-    text = "import sys, time\nif int(sys.argv[1]): sys.exit(5)\nwhile True: print('x' * 99)"
+    text = (
+        "import pathlib, sys, time\nwritten = pathlib.Path(sys.argv[2])\nif int(sys.argv[1]):\n"
+        "    while not written.exists(): time.sleep(0.01)\n    sys.exit(5)\n"
+        "print('x' * 99, flush=True)\nwritten.touch()\nwhile True: print('x' * 99)"
+    )
     logs, loop, problems = LogWriter(), Loop(), list[str]()
     screen = Screen(loop, lambda: None)
     said: list[object] = []
@@ -275,7 +279,8 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
         return Process(worker.argv, environment()), output
 
     workers = tuple(
-        WorkerPlan(rank, rank, rank, (sys.executable, "-c", text, str(rank)), {}) for rank in range(2)
+        WorkerPlan(rank, rank, rank, (sys.executable, "-c", text, str(rank), str(tmp_path / "written")), {})
+        for rank in range(2)
     )
     policy = Policy(grace_ns=10**8)
     supervisor = Supervisor(
