@@ -163,13 +163,22 @@ def _run_rank(plan: Plan, values: TaskValues, place: CheckpointPlace | None) -> 
     return _run_task(plan, values, place, RankGroup(world()))
 
 
-def _folder_of(plan: Plan, need: str = "") -> CheckpointPlace | None:
-    """Return the folder for checkpoints, if there are to be any. `need`: why there must be one."""
+def _folder_of(plan: Plan) -> CheckpointPlace | None:
+    """Return the folder for checkpoints, if there are to be any."""
     if plan.checkpoint is None:
         return None
     if plan.checkpoint.folder is None:
-        raise UsageError(f"checkpoints need a folder {need}: pass one that all tasks share")
+        raise UsageError(
+            "checkpoints need a folder if the ranks of a job are the tasks: pass one that all tasks share"
+        )
     return FolderPlace(plan.checkpoint.folder)
+
+
+def _place_here(plan: Plan, num_tasks: int, stack: ExitStack) -> CheckpointPlace | None:
+    """Return where tasks on this machine keep checkpoints: without a folder, in memory until the stack closes."""
+    if plan.checkpoint is None or plan.checkpoint.folder is not None:
+        return _folder_of(plan)
+    return MemoryPlace(num_tasks, stack)
 
 
 def _run_in_job(plan: Plan) -> list[Any]:
@@ -177,7 +186,7 @@ def _run_in_job(plan: Plan) -> list[Any]:
     common, parts = _divided(plan, group.num_tasks)
     parts = [copy.deepcopy(part) if task == group.task_id else {} for task, part in enumerate(parts)]
     values = _Values([replace(common, broadcast=copy.deepcopy(common.broadcast)), *parts])
-    place = _folder_of(plan, "if the ranks of a job are the tasks")
+    place = _folder_of(plan)
     return group.allgather_object(_run_task(copy.deepcopy(_without_data(plan)), values, place, group))
 
 
@@ -188,8 +197,7 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
     with ExitStack() as stack:
         common, parts = _divided(plan, num_tasks)
         values = SharedValues([common, *parts], stack)
-        rule = plan.checkpoint
-        place = MemoryPlace(num_tasks, stack) if rule and rule.folder is None else _folder_of(plan)
+        place = _place_here(plan, num_tasks, stack)
         worker = WorkerSpec(
             argv=(),
             slots=num_tasks,
@@ -203,7 +211,7 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
             results = launch(_without_data(plan), values, place)
             return [results[rank] for rank in range(num_tasks)]
 
-        return _repeat(rule, run_once)
+        return _repeat(plan.checkpoint, run_once)
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
@@ -256,8 +264,8 @@ def _is_loss(error: RemoteError) -> bool:
 
 
 def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
-    place = _folder_of(plan, "if threads are the tasks")
     with ExitStack() as stack:
+        place = _place_here(plan, num_tasks, stack)
         common, parts = _divided(plan, num_tasks)
         values = _ThreadValues(SharedValues([replace(common, sources={}), *parts], stack), common.sources)
         tasks = [_TaskThread(_without_data(plan), values, place, group) for group in thread_groups(num_tasks)]

@@ -161,6 +161,14 @@ def test_the_state_of_functions_is_restored(tmp_path: Path) -> None:
     assert exec_once() == [4, 4, 4]
 
 
+def test_threads_need_no_folder() -> None:
+    def step(c: IterationStep) -> None:
+        c.state.total += c.sum(c.data.sum())
+
+    arguments: dict[str, Any] = {"data": np.arange(6), "state": {"total": 0}, "max_iter": 5, "on": THREE}
+    assert iterate(step, **arguments, checkpoint_every=2) == iterate(step, **arguments)
+
+
 def test_partitioned_data_is_read_only_with_checkpoints(tmp_path: Path) -> None:
     def step(c: IterationStep) -> None:
         c.data[:] = 0
@@ -177,11 +185,13 @@ def test_partitioned_data_is_read_only_with_checkpoints(tmp_path: Path) -> None:
         )
 
 
-def test_an_object_that_cannot_be_saved_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_an_object_that_cannot_be_saved_is_named(tmp_path: Path, has_folder: bool) -> None:
     def step(context: ComContext) -> None:
         context.put_obj("generator", (number for number in range(3)))
 
-    queue = IterativeComQueue().add(step).set_max_iter(2).set_checkpoint(every=1, folder=str(tmp_path))
+    queue = IterativeComQueue().add(step).set_max_iter(2)
+    queue.set_checkpoint(every=1, folder=str(tmp_path) if has_folder else None)
     with pytest.raises(
         RemoteError,
         match="the objects 'generator' and the state of the functions cannot be saved in a checkpoint: TypeError",
@@ -195,5 +205,3 @@ def test_mistakes_are_errors() -> None:
         queue.set_checkpoint(every=0)
     with pytest.raises(UsageError, match="max_restarts=-1 is invalid"):
         queue.set_checkpoint(every=1, max_restarts=-1)
-    with pytest.raises(UsageError, match="checkpoints need a folder if threads are the tasks"):
-        queue.set_checkpoint(every=1).exec(THREE)
