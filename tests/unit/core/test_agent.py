@@ -175,6 +175,14 @@ def test_where_nodes_can_be_replaced_a_failure_takes_its_node_away() -> None:
     assert sudden.at(1, Ejected("it left")) == [last]
 
 
+def test_a_node_takes_back_that_its_workers_have_succeeded() -> None:
+    """A rank of another node waits for one of them."""
+    story = running()
+    assert ReportSuccess() in story.after(WorkersGone(0, ""))
+    assert story.after(WorkersGone(1, OURS.message, OURS)) == [ReportFailure(OURS)]
+    assert story.after(JobClosed("no restart is left", OURS)) == [Exit(137, "no restart is left", OURS)]
+
+
 def test_whose_failure_was_not_the_first_stays() -> None:
     story = Story(0, gives_way=True)
     assert story.after(RoundBegan(a_round()), WorkersGone(1, OURS.message, OURS)) == [ReportFailure(OURS)]

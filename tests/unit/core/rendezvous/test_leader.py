@@ -114,6 +114,16 @@ def test_no_survivor_is_left_behind_while_its_workers_may_still_be_ending() -> N
     assert inbox.at(50 + 75).roster == "a"
 
 
+def test_a_node_may_take_back_that_its_workers_have_succeeded() -> None:
+    """Another node's rank waits for a worker that has ended. Its node then leaves, where nodes can be replaced."""
+    inbox = running("abc", Rules(1, 3, gives_way=True), Budget(0)).at(50)
+    inbox.say(SuccessReport(0, "b", 0))
+    inbox.say(FailureReport(0, "b", 0, BOOM))
+    assert inbox.is_forming
+    assert isinstance(inbox.state.cause, NodesLost)
+    assert [node.id for node in inbox.state.cause.nodes] == ["b"]
+
+
 def test_a_late_node_comes_in_after_the_last_call_or_when_the_world_is_full() -> None:
     inbox = running("ab", Rules(1, 4)).at(50).join("c", after=0)
     assert inbox.roster == "ab"
