@@ -317,12 +317,17 @@ class Agent:
     def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
         return Unhealthy(state.round, event.failure), [ReportFailure(event.failure)]
 
-    def _judge_workers(self, now_ns: int, state: Healthy | Succeeded, event: WorkersGone) -> Next:
+    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersGone) -> Next:
         if event.exit_code == 0:
             leaves_ns = now_ns + self._exit_barrier_ns
             return Succeeded(state.round, leaves_ns), [ReportSuccess(), SetAgentTimer(leaves_ns)]
         report: list[Effect] = [ReportFailure(event.failure)] if event.failure else []
         return AwaitingVerdict(state.round, event.failure), report
+
+    def _take_back_success(self, _: int, state: Succeeded, event: WorkersGone) -> Next:
+        if event.failure is None:
+            return state, []
+        return AwaitingVerdict(state.round, event.failure), [ReportFailure(event.failure)]
 
     def _await_verdict(self, _: int, state: Unhealthy, event: WorkersGone) -> Next:
         return AwaitingVerdict(state.round, state.failure), []
@@ -434,7 +439,8 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
     (Ejected, Agent._kill_workers_and_exit, (Exiting,)),
     (Failing, Agent._report_failure, (Healthy,)),
-    (WorkersGone, Agent._judge_workers, (Healthy, Succeeded)),
+    (WorkersGone, Agent._judge_workers, (Healthy,)),
+    (WorkersGone, Agent._take_back_success, (Succeeded,)),
     (WorkersGone, Agent._await_verdict, (Unhealthy,)),
     (WorkersGone, Agent._join_next_round, (Stopping,)),
     (WorkersGone, Agent._finish_exit, (Exiting,)),

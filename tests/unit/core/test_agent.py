@@ -407,7 +407,8 @@ EVENTS = st.one_of(
 @given(st.lists(st.tuples(st.integers(0, 500), EVENTS), max_size=30))
 def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
     story = Story()
-    alive, joined, said, over = False, True, False, False
+    alive, joined, over = False, True, False
+    said: Effect | None = None
     for now_ns, event in sorted(happened, key=lambda each: each[0]):
         alive = alive and not isinstance(event, WorkersGone)
         for effect in story.agent.step(now_ns, event):
@@ -419,12 +420,15 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
                 case StartWorkers():
                     assert joined
                     assert not alive
-                    alive, joined, said = True, False, False
+                    alive, joined, said = True, False, None
                 case StopWorkers():
                     assert alive
-                case ReportFailure() | ReportSuccess():
+                case ReportSuccess():
                     assert not said
-                    said = True
+                    said = effect
+                case ReportFailure():
+                    assert not isinstance(said, ReportFailure)
+                    said = effect
                 case Exit():
                     assert not alive
                     over = True
