@@ -204,6 +204,12 @@ def test_haversine_clusters_across_the_date_line() -> None:
     assert model.inertia_ == pytest.approx((np.sin(angles.min(axis=1) / 2) ** 2).sum())
     with pytest.raises(ValueError, match="needs 2: latitude and longitude"):
         KMeans(2, metric="haversine").fit(np.eye(3))
+    with pytest.raises(
+        ValueError, match=r"row 1 of these 2 has the latitude 52\.5: expected radians.*numpy.radians"
+    ):
+        KMeans(2, metric="haversine", on="threads:1").fit(np.array([[1.5, 8.0], [52.5, 13.4]]))
+    north_pole = np.array([[np.pi / 2, 0], [0, 0]], np.float32)
+    assert len(KMeans(2, metric="haversine").fit(north_pole).cluster_centers_) == 2
 
 
 # --- Weights and rows that a task reads -----------------------------------------------------------------------------

@@ -19,6 +19,8 @@ __all__ = ["GEOMETRIES", "Geometry"]
 
 Array = NDArray[Any]
 
+MOST_LATITUDE = np.pi / 2 + 1e-6  # radians; pi / 2 may be rounded up
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -62,12 +64,18 @@ def _directions(rows: Array) -> Array:
 
 
 def _on_the_globe(rows: Array) -> Array:
-    """Return points on the unit sphere for latitudes and longitudes in radians. Raises ValueError for other columns."""
+    """Return points on the unit sphere for latitudes and longitudes in radians. Raises ValueError for other rows."""
     if rows.shape[1] != 2:
         raise ValueError(
             f"rows have {rows.shape[1]} columns, and the haversine metric needs 2: latitude and longitude in radians"
         )
     latitude, longitude = rows.T
+    wrong = np.flatnonzero(np.abs(latitude) > MOST_LATITUDE)
+    if len(wrong):
+        raise ValueError(
+            f"row {wrong[0]} of these {len(rows)} has the latitude {latitude[wrong[0]]:g}: expected radians from -pi/2 "
+            "to pi/2 in the first column, so convert degrees by numpy.radians(), or exchange the columns"
+        )
     points = [np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)]
     return np.stack(points, axis=1)
 
