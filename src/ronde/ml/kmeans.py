@@ -47,24 +47,26 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **DistributedEstimator._parameter_constraints,
         "n_clusters": [Interval(Integral, 1, None, closed="left")],
-        "init": [StrOptions({"k-means||", "random"}), "array-like"],
+        "init": [StrOptions({"k-means||", "k-means++", "random"}), callable, "array-like"],
         "metric": [StrOptions(set(GEOMETRIES))],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
+        "n_init": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
     }
 
     cluster_centers_: Array
 
     def fit_predict(self, X: Any, y: object = None, sample_weight: Any = None) -> Array:
-        """Fit, and return the number of the cluster of each row: `labels_`.
+        """Fit, and return the number of the cluster of each row.
 
         Args:
             X: As of `fit`.
             y: Has no effect.
             sample_weight: As of `fit`.
         """
-        labels: Array = self.fit(X, sample_weight=sample_weight).labels_
+        self.fit(X, sample_weight=sample_weight)
+        labels: Array = self.labels_ if hasattr(self, "labels_") else self.predict(X)
         return labels
 
     def predict(self, X: Any) -> Array:
@@ -132,18 +134,46 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         if isinstance(X, np.ndarray) and self.metric != "euclidean":
             GEOMETRIES[self.metric].points(X)
 
-    def _start(self, data: TrainingData, reader: PointReader) -> Array | str:
-        """Return the first centers as points, or the name of the way to draw them. Raises ValueError."""
+    def _start(self, data: TrainingData, reader: PointReader, runs: int, seed: int) -> list[Array] | str:
+        """Return the first centers of each run as points, or the name of the way to draw them. Raises ValueError."""
         if isinstance(self.init, str):
             return self.init
-        rows = check_array(self.init, dtype=data.dtype, order="C", copy=True, input_name="init")
+        if not callable(self.init):
+            return [self._checked_start(self.init, data, reader)]
+        X = data.rows["X"] if isinstance(data.rows, Mapping) else None
+        if not isinstance(X, np.ndarray):
+            raise ValueError(
+                "init is a function, which gets all rows as an array, and the tasks read those of X themselves: give "
+                'an array, or "k-means++"'
+            )
+        random = np.random.RandomState(seed)
+        starts = [self.init(X, self.n_clusters, random_state=random) for _ in range(runs)]
+        return [self._checked_start(start, data, reader) for start in starts]
+
+    def _checked_start(self, start: Any, data: TrainingData, reader: PointReader) -> Array:
+        rows = check_array(start, dtype=data.dtype, order="C", copy=True, input_name="init")
         expected = (self.n_clusters, data.num_features)
         if rows.shape != expected:
+            origin = "the result of init" if callable(self.init) else "init"
             raise ValueError(
-                f"init has the shape {rows.shape}: expected {expected}, one row for each of the {self.n_clusters} "
+                f"{origin} has the shape {rows.shape}: expected {expected}, one row for each of the {self.n_clusters} "
                 "clusters"
             )
         return reader.points(rows)
+
+    def _run_count(self, automatic: int) -> int:
+        """Return how often first centers are chosen. `automatic`: of n_init="auto", by `init` a draw or a function."""
+        if not (isinstance(self.init, str) or callable(self.init)):
+            if self.n_init not in ("auto", 1):
+                warnings.warn(
+                    f"n_init={self.n_init} has no effect, because init contains the first centers: there is one run",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
+            return 1
+        if self.n_init != "auto":
+            return int(self.n_init)
+        return automatic if self.init == "random" or callable(self.init) else 1
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -174,13 +204,16 @@ class KMeans(CenterEstimator):
 
     Args:
         n_clusters: The number of centers (8).
-        init: The first centers: `"k-means||"` draws them far from each other, `"random"` draws rows; or an array of
-            shape (n_clusters, n_features).
-        n_init: How many runs from different starts, of which the best counts (`"auto"`: 10 with `init="random"`, else
-            1).
+        init: The first centers: `"k-means||"` draws them far from each other, in few passes over the rows;
+            `"k-means++"` likewise, but with a pass for each center if there are more than 8,192 rows; `"random"` draws
+            rows. Or an array of shape (n_clusters, n_features); or a function of X, `n_clusters` and `random_state`
+            that returns one, for rows in memory.
+        n_init: How many runs from different starts, of which the best counts (`"auto"`: 10 with `init="random"` or a
+            function, else 1).
         max_iter: How many steps a run has at most (300).
         tol: A run ends when the squared distance by which its centers move, all together, is at most this times the
             mean variance of the columns (1e-4).
+        algorithm: Has no effect: scikit-learn's `"lloyd"` and `"elkan"` find the same centers (`"lloyd"`).
         metric: `"euclidean"`; `"cosine"`, one minus the cosine of the angle; or `"haversine"`, the angle between points
             on the globe, for rows of latitude and longitude in radians. With the latter two, centers are means of
             directions.
@@ -204,17 +237,18 @@ class KMeans(CenterEstimator):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **CenterEstimator._parameter_constraints,
-        "n_init": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
+        "algorithm": [StrOptions({"lloyd", "elkan"})],
     }
 
     def __init__(
         self,
         n_clusters: int = 8,
         *,
-        init: Literal["k-means||", "random"] | Any = "k-means||",
+        init: Literal["k-means||", "k-means++", "random"] | Any = "k-means||",
         n_init: int | Literal["auto"] = "auto",
         max_iter: int = 300,
         tol: float = 1e-4,
+        algorithm: Literal["lloyd", "elkan"] = "lloyd",
         metric: Literal["euclidean", "cosine", "haversine"] = "euclidean",
         verbose: int = 0,
         random_state: int | np.random.RandomState | None = None,
@@ -225,6 +259,7 @@ class KMeans(CenterEstimator):
         self.n_init = n_init
         self.max_iter = max_iter
         self.tol = tol
+        self.algorithm = algorithm
         self.metric = metric
         self.verbose = verbose
         self.random_state = random_state
@@ -247,10 +282,9 @@ class KMeans(CenterEstimator):
         data = point_data(self, X, sample_weight)
         self._check_rows(data)
         reader = PointReader(self.metric, data.dtype)
-        start = self._start(data, reader)
-        runs = Runs(
-            reader, self.n_clusters, start, self._run_count(start), self.max_iter, self.tol, self._seed()
-        )
+        number, seed = self._run_count(RUNS_FROM_RANDOM_STARTS), self._seed()
+        start = self._start(data, reader, number, seed)
+        runs = Runs(reader, self.n_clusters, start, number, self.max_iter, self.tol, seed)
         progress = self._progress(runs.number * self.max_iter, {"X": X, "y": y})
         result = iterate(
             SingleThreadedStep(LloydStep(runs, progress)),
@@ -267,11 +301,3 @@ class KMeans(CenterEstimator):
         self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
         self._end_fit(progress, state.records)
         return self
-
-    def _run_count(self, start: Array | str) -> int:
-        """Return the number of runs. Several from one start would be equal."""
-        if not isinstance(start, str):
-            return 1
-        if self.n_init != "auto":
-            return int(self.n_init)
-        return RUNS_FROM_RANDOM_STARTS if start == "random" else 1

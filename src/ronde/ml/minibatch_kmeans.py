@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -39,6 +40,9 @@ __all__ = ["MiniBatchKMeans"]
 
 Array = NDArray[Any]
 
+START_BATCHES = 3  # as many rows as in this number of batches are candidates for the first centers
+STARTS_FROM_RANDOM_ROWS = 3  # of n_init="auto", as in scikit-learn
+
 
 class MiniBatchKMeans(CenterEstimator):
     """k-means in steps that read a batch of rows each: faster than `KMeans`, with centers that are nearly as good.
@@ -51,12 +55,18 @@ class MiniBatchKMeans(CenterEstimator):
 
     Args:
         n_clusters: The number of centers (8).
-        init: The first centers, as of `KMeans`. They are chosen among the rows of three batches.
+        init: The first centers, as of `KMeans`. They are chosen among `init_size` rows, for which `"k-means||"` and
+            `"k-means++"` are the same.
+        n_init: How many first centers to choose, of which those with the least loss for these rows count (`"auto"`: 3
+            with `init="random"` or a function, else 1). `partial_fit` chooses once.
         max_iter: How often, on average, each row is read at most (100).
         batch_size: How many rows a step reads (1024).
         tol: As of `KMeans`, for a single step; 0: how far centers move does not end the fit (0).
         max_no_improvement: The fit ends after this number of steps in which the loss, smoothed over about as many steps
             as read half of the rows, has not become lower (10). None: it goes on.
+        init_size: Among how many rows the first centers are chosen (None: those of three batches, or three times
+            `n_clusters` if that is more).
+        compute_labels: Whether `fit` ends with a pass over all rows for `labels_` and `inertia_`.
         reassignment_ratio: A cluster with less than this times the rows of the largest gets the row of the batch that
             is farthest from its center (0.01).
         metric: As of `KMeans`.
@@ -67,7 +77,8 @@ class MiniBatchKMeans(CenterEstimator):
     Attributes:
         cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
         counts_: The weight of the rows that each center is the mean of, an array of shape (n_clusters,).
-        labels_: The number of the center of each row of the last call, an int32 array.
+        labels_: The number of the center of each row of the last call, an int32 array; not there after a `fit` with
+            `compute_labels=False`.
         inertia_: As of `KMeans`, of the rows of the last call.
         n_iter_: How often, on average, each row was read, rounded up.
         n_steps_: How many batches there were.
@@ -81,6 +92,8 @@ class MiniBatchKMeans(CenterEstimator):
         **CenterEstimator._parameter_constraints,
         "batch_size": [Interval(Integral, 1, None, closed="left")],
         "max_no_improvement": [Interval(Integral, 1, None, closed="left"), None],
+        "init_size": [Interval(Integral, 1, None, closed="left"), None],
+        "compute_labels": ["boolean"],
         "reassignment_ratio": [Interval(Real, 0, 1, closed="left")],
     }
 
@@ -88,11 +101,14 @@ class MiniBatchKMeans(CenterEstimator):
         self,
         n_clusters: int = 8,
         *,
-        init: Literal["k-means||", "random"] | Any = "k-means||",
+        init: Literal["k-means||", "k-means++", "random"] | Any = "k-means||",
+        n_init: int | Literal["auto"] = "auto",
         max_iter: int = 100,
         batch_size: int = 1024,
         tol: float = 0.0,
         max_no_improvement: int | None = 10,
+        init_size: int | None = None,
+        compute_labels: bool = True,
         reassignment_ratio: float = 0.01,
         metric: Literal["euclidean", "cosine", "haversine"] = "euclidean",
         verbose: int = 0,
@@ -101,10 +117,13 @@ class MiniBatchKMeans(CenterEstimator):
     ) -> None:
         self.n_clusters = n_clusters
         self.init = init
+        self.n_init = n_init
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.tol = tol
         self.max_no_improvement = max_no_improvement
+        self.init_size = init_size
+        self.compute_labels = compute_labels
         self.reassignment_ratio = reassignment_ratio
         self.metric = metric
         self.verbose = verbose
@@ -135,13 +154,17 @@ class MiniBatchKMeans(CenterEstimator):
             state=first_state(),
             max_iter=most_steps,
             on=place_of(self.on, size * data.num_features),
-            finish=RowLabels(reader),
+            finish=RowLabels(reader) if self.compute_labels else None,
         )
         self._set_centers(result.state.centers, result.state.counts)
         self.n_steps_ = result.steps
         self.n_iter_ = -(-result.steps * int(size) // data.num_rows)
-        self.inertia_ = result.outputs[0][1]
-        self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
+        if self.compute_labels:
+            self.inertia_ = result.outputs[0][1]
+            self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
+        else:  # those of an earlier fit
+            for name in ("labels_", "inertia_"):
+                self.__dict__.pop(name, None)
         self._end_fit(progress, result.state.records)
         return self
 
@@ -173,9 +196,10 @@ class MiniBatchKMeans(CenterEstimator):
         rows = ChosenRows(np.arange(len(points)), points, weights)
         if is_first:
             self._check_rows(data)
-            start = self._start(data, reader)
+            seed = self._seed()
+            start = self._start(data, reader, 1, seed)
             centers = (
-                start_among(rows, self.n_clusters, start, self._seed()) if isinstance(start, str) else start
+                start_among(rows, self.n_clusters, start, [seed]) if isinstance(start, str) else start[0]
             )
             counts = np.zeros(self.n_clusters)
             self.n_steps_ = 0
@@ -194,16 +218,33 @@ class MiniBatchKMeans(CenterEstimator):
         return self
 
     def _batches(self, data: TrainingData, reader: PointReader, size: int) -> Batches:
+        number, seed = self._run_count(STARTS_FROM_RANDOM_ROWS), self._seed()
         return Batches(
             reader,
             self.n_clusters,
-            self._start(data, reader),
+            self._start(data, reader, number, seed),
+            number,
+            self._start_size(size),
             size,
             self.tol,
             self.max_no_improvement,
             self.reassignment_ratio,
-            self._seed(),
+            seed,
         )
+
+    def _start_size(self, batch_size: int) -> int:
+        """Return among how many rows the first centers are chosen."""
+        if self.init_size is None:
+            return START_BATCHES * max(batch_size, self.n_clusters)
+        if self.init_size < self.n_clusters:
+            warnings.warn(
+                f"init_size={self.init_size} is less than n_clusters={self.n_clusters}: {3 * self.n_clusters} rows are "
+                "taken instead",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+            return 3 * self.n_clusters
+        return int(self.init_size)
 
     def _set_centers(self, centers: Array, counts: Array) -> None:
         self.cluster_centers_, self.counts_ = GEOMETRIES[self.metric].rows(centers), counts

@@ -262,13 +262,60 @@ def test_rows_that_tasks_read() -> None:
         ({"n_clusters": 1}, [[np.nan, 1]], "contains NaN"),
         ({"n_clusters": 2, "init": np.eye(3)}, np.eye(3), r"init has the shape \(3, 3\): expected \(2, 3\)"),
         ({"n_clusters": 0}, np.eye(3), "'n_clusters' parameter"),
-        ({"init": "k-means++"}, np.eye(3), "'init' parameter"),
+        ({"init": "farthest"}, np.eye(3), "'init' parameter"),
         ({"metric": "manhattan"}, np.eye(3), "'metric' parameter"),
     ],
 )
 def test_invalid_arguments(params: dict[str, Any], X: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KMeans(**params).fit(X)
+
+
+def test_several_runs_from_one_start_are_one() -> None:
+    with pytest.warns(
+        RuntimeWarning, match="n_init=3 has no effect, because init contains the first centers"
+    ):
+        model = KMeans(2, init=np.eye(2, 3), n_init=3).fit(np.eye(3))
+    assert {record["run"] for record in model.history_} == {1}
+
+
+def test_a_function_chooses_the_first_centers_of_each_run() -> None:
+    X, starts = some_points(200), []
+
+    def chosen(rows: Array, n_clusters: int, random_state: np.random.RandomState) -> Array:
+        starts.append(rows[random_state.permutation(len(rows))[:n_clusters]])
+        return starts[-1]
+
+    model = KMeans(4, init=chosen, n_init=3, random_state=0, on="threads:2").fit(X)
+    assert len(starts) == 3
+    best = min(KMeans(4, init=start).fit(X).inertia_ for start in starts)
+    assert model.inertia_ == pytest.approx(best)
+    KMeans(4, init=chosen, random_state=0, max_iter=1).fit(X)
+    assert len(starts) == 3 + 10
+    np.testing.assert_array_equal(starts[3], starts[0])
+    with pytest.raises(ValueError, match=r"the result of init has the shape \(1, 4\): expected \(4, 4\)"):
+        KMeans(4, init=lambda rows, n_clusters, random_state: rows[:1]).fit(X)
+    with pytest.raises(ValueError, match=r"init is a function, which gets all rows as an array"):
+        KMeans(4, init=chosen).fit(Source(X))
+
+
+@pytest.mark.parametrize("rows", [500, 9000])  # all rows are candidates; each center takes a pass
+def test_kmeans_plus_plus_finds_all_groups_with_any_number_of_tasks(rows: int) -> None:
+    means = np.stack(np.meshgrid(np.arange(4), np.arange(5)), axis=-1).reshape(-1, 2) * 1000.0
+    X = means[np.arange(rows) % len(means)] + np.random.default_rng(0).normal(size=(rows, 2))
+    models = [KMeans(20, init="k-means++", random_state=7, on=f"threads:{n}").fit(X) for n in (1, 2, 3, 4)]
+    assert models[0].inertia_ < 3 * rows
+    assert len({model.cluster_centers_.tobytes() for model in models}) == 1
+    weights = (np.arange(rows) % len(means) < 10).astype(float)
+    some = KMeans(20, init="k-means++", random_state=7, max_iter=1).fit(X, sample_weight=weights)
+    assert (some.cluster_centers_[:, 1] < 2500).all()  # rows without weight are drawn by no center
+
+
+def test_more_centers_by_kmeans_plus_plus_than_distinct_rows() -> None:
+    X = np.repeat(np.eye(3), 3000, axis=0)
+    with pytest.warns(ConvergenceWarning, match=r"distinct clusters \(3\)"):
+        model = KMeans(5, init="k-means++", random_state=0).fit(X)
+    assert model.inertia_ == 0
 
 
 def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,3 +103,31 @@ def test_a_saved_model_goes_on(tmp_path: Path) -> None:
     for each in (model, loaded):
         each.partial_fit(X[300:])
     assert model.cluster_centers_.tolist() == loaded.cluster_centers_.tolist()
+
+
+def test_of_several_starts_the_best_counts() -> None:
+    X = np.repeat(np.eye(8) * 100, 200, axis=0) + np.random.default_rng(0).normal(size=(1600, 8))
+    params: dict[str, Any] = {"init": "random", "max_iter": 1, "reassignment_ratio": 0.0, "random_state": 3}
+    losses = [MiniBatchKMeans(8, n_init=n, **params).fit(X).history_[0]["loss"] for n in (1, 3, 30)]
+    assert losses[0] >= losses[1] > losses[2]
+    assert MiniBatchKMeans(8, **params).fit(X).history_[0]["loss"] == losses[1]  # "auto"
+
+
+def test_the_rows_among_which_centers_are_chosen() -> None:
+    X = some_points()
+    few = MiniBatchKMeans(6, init_size=6, batch_size=10, max_iter=1, random_state=0).fit(X)
+    many = MiniBatchKMeans(6, init_size=6000, batch_size=10, max_iter=1, random_state=0).fit(X)
+    assert many.history_[0]["loss"] < few.history_[0]["loss"]
+    with pytest.warns(RuntimeWarning, match="init_size=2 is less than n_clusters=6: 18 rows are taken"):
+        MiniBatchKMeans(6, init_size=2).fit(X)
+
+
+def test_labels_are_computed_if_wanted() -> None:
+    X = some_points()
+    model = MiniBatchKMeans(6, random_state=0).fit(X)
+    centers = model.cluster_centers_
+    model.set_params(compute_labels=False).fit(X)
+    np.testing.assert_array_equal(model.cluster_centers_, centers)
+    assert not hasattr(model, "labels_")
+    assert not hasattr(model, "inertia_")
+    assert model.fit_predict(X).tolist() == model.predict(X).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ class Runs:
     Attributes:
         reader: Makes points of rows.
         count: The number of centers.
-        start: The first centers, as points; or "k-means||" or "random".
+        start: The first centers of each run, as points; or "k-means||", "k-means++" or "random".
         number: How many runs.
         max_iter: How many steps a run has at most.
         tol: The squared distance, relative to the variance of the points, by which all centers together may still move
@@ -40,7 +41,7 @@ class Runs:
 
     reader: PointReader
     count: int
-    start: Array | str
+    start: Sequence[Array] | str
     number: int
     max_iter: int
     tol: float
@@ -95,7 +96,10 @@ class LloydStep:
         runs = self._runs
         if isinstance(runs.start, str):
             return draw_centers(c, runs.reader, runs.count, runs.start, [c.state.seed, c.state.run])
-        return runs.start
+        centers: Array = c.broadcast(
+            runs.start[c.state.run]
+        )  # a function may have drawn other ones on other ranks
+        return centers
 
     def _moved(self, c: IterationStep) -> tuple[Array, float]:
         """Return the new centers, and the loss with the old ones."""

@@ -6,6 +6,7 @@ and the number of the step only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.block_points import PointReader
-from ronde.ml.clustering.center_assignment import sum_nearest
+from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
 from ronde.ml.clustering.chosen_rows import ChosenRows, choose_rows, random_keys, rows_by_number
 from ronde.ml.clustering.empty_clusters import farthest_rows
 from ronde.ml.clustering.geometry import GEOMETRIES, Geometry
@@ -35,8 +36,6 @@ __all__ = [
 
 Array = NDArray[Any]
 
-START_BATCHES = 3  # as many rows as in this number of batches are candidates for the first centers
-
 
 @dataclass(frozen=True)
 class Batches:
@@ -45,7 +44,9 @@ class Batches:
     Attributes:
         reader: Makes points of rows.
         count: The number of centers.
-        start: The first centers, as points; or "k-means||" or "random".
+        start: First centers, as points; or "k-means||", "k-means++" or "random".
+        starts: How many first centers to draw.
+        start_size: How many rows they are drawn among, and compared by.
         size: How many rows a batch has.
         tol: As of `Runs`.
         patience: After how many steps without a lower smoothed loss the fit ends; None: never.
@@ -55,7 +56,9 @@ class Batches:
 
     reader: PointReader
     count: int
-    start: Array | str
+    start: Sequence[Array] | str
+    starts: int
+    start_size: int
     size: int
     tol: float
     patience: int | None
@@ -111,16 +114,26 @@ class MiniBatchStep:
         c.stop_if(should_stop or self._has_converged(c, loss, moved))
 
     def _start(self, c: IterationStep) -> Array:
-        batches = self._batches
-        if not isinstance(batches.start, str):
-            return batches.start
-        size = START_BATCHES * max(batches.size, batches.count)
+        """Return the first centers with the least loss."""
+        batches, seed = self._batches, c.state.seed
+        if not isinstance(batches.start, str) and len(batches.start) == 1:
+            given: Array = c.broadcast(batches.start[0])
+            return given
+        size = batches.start_size
         rows = choose_rows(
             c, self._batch(c, size, 0), size, lambda points, weights, block_no: np.zeros(len(points))
         )
-        chosen = start_among(rows, batches.count, batches.start, c.state.seed) if c.task_id == 0 else None
-        centers: Array = c.broadcast(chosen)
+        centers: Array = c.broadcast(self._best_start(rows, seed) if c.task_id == 0 else None)
         return centers
+
+    def _best_start(self, rows: ChosenRows, seed: int) -> Array:
+        batches, starts = self._batches, self._batches.start
+        if isinstance(starts, str):
+            starts = [
+                start_among(rows, batches.count, starts, [seed, number] if number else [seed])
+                for number in range(batches.starts)
+            ]
+        return min(starts, key=lambda centers: find_nearest(rows.points, centers, rows.weights).loss)
 
     def _batch(self, c: IterationStep, size: int, number: int) -> list[ChosenRows]:
         """Return the rows of a batch, by this task's blocks."""
@@ -150,12 +163,12 @@ class MiniBatchStep:
         return {"cluster_centers_": self._geometry.rows(state.centers)}
 
 
-def start_among(rows: ChosenRows, count: int, init: str, seed: int) -> Array:
+def start_among(rows: ChosenRows, count: int, init: str, seed: list[int]) -> Array:
     """Return the first centers, of rows: drawn if `init` is "random", else by k-means++."""
     if init == "random":
-        drawn = rows.with_keys(random_keys([seed])(rows.points, rows.weights, 0)).smallest(count)
+        drawn = rows.with_keys(random_keys(seed)(rows.points, rows.weights, 0)).smallest(count)
         return np.resize(drawn.points, (count, rows.points.shape[1]))
-    return best_candidates(rows.points, rows.weights, count, [seed])
+    return best_candidates(rows.points, rows.weights, count, seed)
 
 
 def add_batch(geometry: Geometry, centers: Array, counts: Array, sums: Array) -> tuple[Array, Array]:

@@ -2,8 +2,9 @@
 
 `k-means||` (Bahmani et al., "Scalable k-means++", 2012) draws, in a few passes over the rows, candidates that are far
 from those before them, and weights each by the rows nearest to it; k-means++ chooses the centers among the candidates.
-If there are few rows, all of them are candidates. Each row block has its random generator, so the draws do not depend
-on the number of tasks.
+If there are few rows, all of them are candidates. `k-means++` (Arthur and Vassilvitskii, 2007) draws one center after
+the other in this way, with a pass over the rows for each. Each row block has its random generator, so the draws do not
+depend on the number of tasks.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ CANDIDATES_FOR_A_CENTER = 2  # in each pass
 def draw_centers(c: IterationStep, reader: PointReader, count: int, init: str, seed: list[int]) -> Array:
     """Return the first centers, as points. All tasks call it, with the same arguments.
 
-    `init`: "k-means||" or "random". If there are fewer distinct points than centers, some centers are equal.
+    `init`: "k-means||", "k-means++" or "random". If there are fewer distinct points than centers, some are equal.
     """
     if init == "random":
         drawn = choose_rows(c, all_rows(c, reader), count, random_keys(seed))
         return np.resize(drawn.points, (count, drawn.points.shape[1]))
+    if init == "k-means++" and c.num_rows > FEW_ROWS:
+        return _drawn_one_by_one(c, reader, count, seed)
     points, weights = _candidates(c, reader, count, seed)
     # Task 0 chooses, because the last bits of products may differ between machines.
     chosen = best_candidates(points, weights, count, seed) if c.task_id == 0 else None
@@ -88,3 +91,21 @@ def _draw_far_rows(
         return by_weight(points, weights * distances, block_no)
 
     return choose_rows(c, all_rows(c, reader), count, keys)
+
+
+def _drawn_one_by_one(c: IterationStep, reader: PointReader, count: int, seed: list[int]) -> Array:
+    """Draw each center with probabilities in proportion to weight x squared distance to the nearest one before it."""
+    centers = choose_rows(c, all_rows(c, reader), 1, random_keys([*seed, 0])).points
+    nearest: dict[int, Array] = {}  # by block: the squared distances to the nearest center
+
+    def keys(points: Array, weights: Array, block_no: int) -> Array:
+        distances = find_nearest(points, centers[-1:]).squared_distances
+        nearest[block_no] = np.minimum(distances, nearest.get(block_no, distances))
+        return random_keys([*seed, len(centers)])(points, weights * nearest[block_no], block_no)
+
+    while len(centers) < count:
+        drawn = choose_rows(c, all_rows(c, reader), 1, keys).points
+        if not len(drawn):  # each row is a center
+            return np.resize(centers, (count, centers.shape[1]))
+        centers = np.concatenate([centers, drawn])
+    return centers
