@@ -258,7 +258,7 @@ def test_kmeans_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None:
 
     points = np.random.default_rng(0).normal(size=(1000, 3))
     reader = PointReader("euclidean", points.dtype)
-    runs = Runs(reader, 4, points[:4], number=1, max_iter=10, tol=0.0, seed=0)
+    runs = Runs(reader, 4, [points[:4]], number=1, max_iter=10, tol=0.0, seed=0)
 
     def fit(on: Any) -> tuple[bytes, bytes, float]:
         step, finish = LloydStep(runs, Progress("KMeans", False)), RowLabels(reader)

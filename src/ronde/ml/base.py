@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -12,11 +13,12 @@ from sklearn.callback import CallbackSupportMixin, with_callbacks
 from sklearn.utils._param_validation import HasMethods  # private, but what `_validate_params` reads
 
 from ronde.ml.history import History
+from ronde.ml.missing_parameters import explains_missing_parameters
 from ronde.ml.progress import Progress
 from ronde.ml.saving import save
 from ronde.ml.tasks import one_blas_thread
 
-__all__ = ["DistributedEstimator", "fitting"]
+__all__ = ["DistributedEstimator", "fitting", "overflow_message"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -37,6 +39,14 @@ def fitting(method: Method) -> Method:
     return decorated
 
 
+def overflow_message(name: str, loss: float, step: float) -> str:
+    """Return the text of the error for a loss that is not finite, although X and y are. `name`: of the estimator."""
+    return (
+        f"{name}: the loss is {loss} in step {step:.0f}, because numbers in X or y are so large that sums of their "
+        "squares overflow: divide them by their scale, for example with scikit-learn's StandardScaler"
+    )
+
+
 class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
     """The base of the estimators of `ronde.ml`.
 
@@ -51,6 +61,11 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
         "on": [None, str, HasMethods(["capacity", "request", "cancel"])],  # a name or a cluster
         "verbose": ["verbose"],
     }
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            type.__setattr__(cls, "__init__", explains_missing_parameters(cls.__init__))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and fitted attributes to a file, which `ronde.ml.load` reads. It is not a pickle.
@@ -78,6 +93,12 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
         return Progress(type(self).__name__, bool(self.verbose), context, self, data)
 
     def _end_fit(self, progress: Progress, records: Iterable[Mapping[str, Any]]) -> None:
-        """Set `history_`, and tell the callbacks that the estimator is fitted. Raises whatever a callback raises."""
+        """Set `history_`, and tell the callbacks that the estimator is fitted.
+
+        Raises ValueError if a loss is infinite or NaN, and whatever a callback raises.
+        """
         self.history_ = History(records)
+        for record in self.history_:
+            if not math.isfinite(record["loss"]):
+                raise ValueError(overflow_message(type(self).__name__, record["loss"], record["step"]))
         progress.end()

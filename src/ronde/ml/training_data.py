@@ -51,6 +51,11 @@ class TrainingData:
         return self.num_rows * self.num_features
 
     @property
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of a row of y: () for one number, also of a source."""
+        return tuple(self.rows["y"].shape[1:]) if isinstance(self.rows, Mapping) else ()
+
+    @property
     def for_callbacks(self) -> dict[str, Any]:
         """X, y and metadata as the callbacks of scikit-learn get them; none of a source."""
         if not isinstance(self.rows, Mapping):

@@ -8,11 +8,18 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from sklearn.base import MultiOutputMixin
 from sklearn.utils._param_validation import Interval
 
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.column_scaling import column_scaling
-from ronde.ml.linear.linear_model import LinearRegressor, float_targets, split_weights
+from ronde.ml.linear.linear_model import (
+    LinearRegressor,
+    float_targets,
+    regression_weights,
+    weights_of_zeros,
+)
 from ronde.ml.linear.standardized_objective import StandardizedObjective
 from ronde.ml.losses import SquaredLoss
 from ronde.ml.optimizers import OWLQN, LinearObjective
@@ -23,7 +30,7 @@ __all__ = ["ElasticNet"]
 Array = NDArray[Any]
 
 
-class ElasticNet(LinearRegressor):
+class ElasticNet(MultiOutputMixin, LinearRegressor):
     """Least squares with two penalties, of which the first makes coefficients exactly 0.
 
         mean over rows of (prediction - y)^2 / 2  +  alpha * l1_ratio * |w|_1  +  alpha * (1 - l1_ratio) / 2 * |w|_2^2
@@ -38,12 +45,13 @@ class ElasticNet(LinearRegressor):
         max_iter: The largest number of steps.
         tol: The largest component of the gradient by coefficients of such columns at which the fit ends.
         warm_start: Whether a second fit starts from the coefficients of the first.
+        random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
 
     Attributes:
-        coef_: Shape (features,).
-        intercept_: A number.
+        coef_: Shape (features,), or (outputs, features) if y has several columns.
+        intercept_: A number; shape (outputs,) if y has two dimensions; 0.0 without intercepts.
         n_iter_: The number of steps.
         history_: A `History` with `step`, `loss` (the objective), `gradient_norm` and `step_length`.
     """
@@ -56,6 +64,7 @@ class ElasticNet(LinearRegressor):
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
         "warm_start": ["boolean"],
+        "random_state": ["random_state"],
     }
 
     def __init__(
@@ -67,12 +76,13 @@ class ElasticNet(LinearRegressor):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        random_state: Any = None,
         on: Any = None,
         verbose: int = 0,
     ) -> None:
         self.alpha, self.l1_ratio, self.fit_intercept = alpha, l1_ratio, fit_intercept
         self.max_iter, self.tol, self.warm_start = max_iter, tol, warm_start
-        self.on, self.verbose = on, verbose
+        self.random_state, self.on, self.verbose = random_state, on, verbose
 
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -81,16 +91,17 @@ class ElasticNet(LinearRegressor):
         Args:
             X: Shape (rows, features), an array, a data frame or a SciPy matrix; or the path of Parquet files, a
                 Spark data frame, or what `ronde.comqueue.read` returns.
-            y: Shape (rows,); or the name of a column of X.
+            y: Shape (rows,) or (rows, outputs); or the name of a column of X. Several outputs share each step.
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
             ValueError: The arguments do not fit together, or contain NaN or infinity.
             RemoteError: A task failed.
         """
-        data = training_data(self, X, y, sample_weight, accept_sparse="csr", y_numeric=True).mapped(
-            float_targets
+        data = training_data(
+            self, X, y, sample_weight, accept_sparse="csr", y_numeric=True, multi_output=True
         )
+        outputs, data = data.outputs, data.mapped(float_targets)
         scaling = column_scaling(data, self.fit_intercept, self.on)
         penalized = LinearObjective(
             SquaredLoss(),
@@ -98,24 +109,33 @@ class ElasticNet(LinearRegressor):
             l2=self.alpha * (1 - self.l1_ratio) / 2,
             fit_intercept=self.fit_intercept,
         )
-        start = np.zeros(data.num_features + self.fit_intercept)
-        if self.warm_start and hasattr(self, "coef_"):
-            start[: data.num_features] = self.coef_
-            start[data.num_features :] = self.intercept_
 
         def attributes_of(w: Array) -> Mapping[str, Any]:
-            coef, intercept = split_weights(scaling.for_rows(w), self.fit_intercept, data.dtype)
-            return {"coef_": coef, "intercept_": float(intercept)}
+            return regression_weights(scaling.for_rows(w), self.fit_intercept, data.dtype, outputs)
 
         progress = self._progress(self.max_iter, data.for_callbacks)
         result = self._minimize(
             OWLQN(self.max_iter, self.tol),
             StandardizedObjective(penalized, scaling),
             data,
-            scaling.for_columns(start),
+            scaling.for_columns(self._start(data.num_features, outputs)),
             progress,
             attributes_of,
         )
         self._set({**attributes_of(result.w), "n_iter_": max(1, result.n_iter)})
         self._end_fit(progress, result.history)
         return self
+
+    @property
+    def sparse_coef_(self) -> csr_matrix:
+        """`coef_` as a sparse matrix of SciPy, shape (1, features) or (outputs, features). Raises nothing."""
+        return csr_matrix(self.coef_)
+
+    def _start(self, num_features: int, outputs: tuple[int, ...]) -> Array:
+        """Return the weights of the first step."""
+        start = weights_of_zeros(outputs, num_features + self.fit_intercept)
+        if self.warm_start and hasattr(self, "coef_"):
+            start[..., :num_features] = self.coef_
+            if self.fit_intercept:
+                start[..., num_features] = np.reshape(self.intercept_, start.shape[:-1])
+        return start

@@ -22,12 +22,13 @@ class Lasso(ElasticNet):
         max_iter: The largest number of steps.
         tol: As of `ElasticNet`.
         warm_start: Whether a second fit starts from the coefficients of the first.
+        random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
 
     Attributes:
-        coef_: Shape (features,).
-        intercept_: A number.
+        coef_: As of `ElasticNet`.
+        intercept_: As of `ElasticNet`.
         n_iter_: The number of steps.
         history_: As of `ElasticNet`.
     """
@@ -48,9 +49,10 @@ class Lasso(ElasticNet):
         max_iter: int = 1000,
         tol: float = 1e-6,
         warm_start: bool = False,
+        random_state: Any = None,
         on: Any = None,
         verbose: int = 0,
     ) -> None:
         self.alpha, self.fit_intercept = alpha, fit_intercept
         self.max_iter, self.tol, self.warm_start = max_iter, tol, warm_start
-        self.on, self.verbose = on, verbose
+        self.random_state, self.on, self.verbose = random_state, on, verbose

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -34,10 +35,11 @@ CHUNK = 1 << 17  # numbers of X that are centered at a time
 def least_squares(
     data: TrainingData, alpha: float, fit_intercept: bool, on: Any, report: FitReport
 ) -> SimpleNamespace:
-    """Return coefficients, shape (outputs, features), and intercepts, shape (outputs,), and the records of the steps.
+    """Return `weights`, the coefficients of each output, with the intercept as last column if there is one, and
+    `history`, the records of the steps.
 
-    They minimize the sum over rows of weight * (X w + b - y)^2, plus alpha * |w|^2. `report`: gets the record of each
-    step, and the coefficients with the intercepts as last column.
+    The weights minimize the sum over rows of weight * (X w + b - y)^2, plus alpha * |w|^2. `report`: gets the record of
+    each step, and the weights.
     """
     state = iterate(
         SingleThreadedStep(_Refinement(alpha, fit_intercept, report)),
@@ -46,12 +48,12 @@ def least_squares(
         max_iter=2 + REFINEMENTS,
         on=place_of(on, data.size),
     ).state
-    return SimpleNamespace(coef=state.coef, intercept=_intercept(state), history=state.history)
+    return SimpleNamespace(weights=_weights(state, fit_intercept), history=state.history)
 
 
-def _intercept(state: SimpleNamespace) -> Array:
-    intercept: Array = state.means.y - state.coef @ state.means.X
-    return intercept
+def _weights(state: SimpleNamespace, fit_intercept: bool) -> Array:
+    intercepts = state.means.y - state.coef @ state.means.X
+    return np.hstack([state.coef, intercepts[:, None]]) if fit_intercept else np.asarray(state.coef)
 
 
 class _Refinement:
@@ -77,12 +79,15 @@ class _Refinement:
         penalty = self._alpha / 2 * float(np.square(state.coef).sum())
         record = {"step": len(state.history) + 1, "loss": float(loss + penalty) / state.means.weight}
         state.history.append(record)
+        if not (math.isfinite(record["loss"]) and np.isfinite(state.matrix).all()):
+            record["loss"] = math.inf  # squares overflow
+            c.stop_if(True)
+            return
         slope = (gradient + self._alpha * state.coef) / state.means.weight
         correction = _solve(state.matrix, slope.T).T
         state.coef = state.coef - correction
         is_precise = np.abs(correction).max(initial=0.0) <= PRECISE * np.abs(state.coef).max(initial=0.0)
-        intercept = _intercept(state)[:, None] if self._fit_intercept else np.empty((len(state.coef), 0))
-        should_stop = c.task_id == 0 and self._report(record, np.hstack([state.coef, intercept]))
+        should_stop = c.task_id == 0 and self._report(record, _weights(state, self._fit_intercept))
         c.stop_if(is_precise or should_stop)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,8 +13,9 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ronde.ml.base import DistributedEstimator
+from ronde.ml.base import DistributedEstimator, overflow_message
 from ronde.ml.optimizers import Objective, Optimizer, OptimizerResult
+from ronde.ml.optimizers.descent import DescentOptimizer
 from ronde.ml.progress import Progress
 from ronde.ml.row_arguments import check_in_memory
 from ronde.ml.tasks import place_of
@@ -25,10 +27,14 @@ __all__ = [
     "LinearModel",
     "LinearRegressor",
     "float_targets",
+    "regression_weights",
     "split_weights",
+    "weights_of_zeros",
 ]
 
 Array = NDArray[Any]
+
+FLOAT32_PRECISION = 1e-5  # of the loss, if its scores are float32
 
 READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
@@ -70,13 +76,18 @@ class LinearModel(DistributedEstimator):
 
         `attributes_of`: returns the fitted attributes for weights, for callbacks.
         """
-        result = optimizer.minimize(
-            objective,
-            data.rows,
-            start,
-            on=place_of(self.on, data.size),
-            report=FitReport(progress, attributes_of),
-        )
+        if isinstance(optimizer, DescentOptimizer) and data.dtype == np.float32:
+            optimizer.precision = FLOAT32_PRECISION
+        try:
+            result = optimizer.minimize(
+                objective,
+                data.rows,
+                start,
+                on=place_of(self.on, data.size),
+                report=FitReport(progress, attributes_of),
+            )
+        except FloatingPointError as error:
+            raise ValueError(overflow_message(type(self).__name__, math.inf, 1)) from error
         if warns and not result.converged and result.reason != "report":
             warnings.warn(
                 f"{type(self).__name__} has not converged in {result.n_iter} steps ({result.reason}): raise max_iter "
@@ -155,8 +166,9 @@ class FitReport:
 
 
 def float_targets(parts: dict[str, Any]) -> dict[str, Any]:
-    """Return parts of the data with float64 targets."""
-    return {**parts, "y": np.asarray(parts["y"], np.float64)}
+    """Return parts of the data with float64 targets: shape (rows,), or (rows, outputs) for several outputs."""
+    y = np.asarray(parts["y"], np.float64)
+    return {**parts, "y": y[:, 0] if y.shape[1:] == (1,) else y}
 
 
 def split_weights(w: Array, fit_intercept: bool, dtype: Any) -> tuple[Array, Array]:
@@ -164,3 +176,24 @@ def split_weights(w: Array, fit_intercept: bool, dtype: Any) -> tuple[Array, Arr
     if fit_intercept:
         return w[..., :-1].astype(dtype), w[..., -1].astype(dtype)
     return w.astype(dtype), np.zeros(w.shape[:-1], dtype)
+
+
+def weights_of_zeros(outputs: tuple[int, ...], columns: int) -> Array:
+    """Return the weights of an optimizer for such targets. `outputs`: the shape of a row of the user's y."""
+    return np.zeros(columns if outputs in ((), (1,)) else (*outputs, columns))
+
+
+def regression_weights(
+    w: Array, fit_intercept: bool, dtype: Any, outputs: tuple[int, ...], keeps_column: bool = False
+) -> dict[str, Any]:
+    """Return `coef_` and `intercept_` of a regression in the shapes of scikit-learn; without intercepts, 0.0.
+
+    `w`: as of `split_weights`. `outputs`: as of `weights_of_zeros`. `keeps_column`: whether `coef_` has two dimensions
+    if y has the shape (rows, 1).
+    """
+    coef, intercept = split_weights(w, fit_intercept, dtype)
+    rows = () if outputs == (1,) and not keeps_column else outputs
+    return {
+        "coef_": coef.reshape(*rows, coef.shape[-1]),
+        "intercept_": intercept.reshape(outputs)[()] if fit_intercept else 0.0,
+    }

@@ -29,7 +29,7 @@ class LinearRegression(MultiOutputMixin, LinearRegressor):
 
     Attributes:
         coef_: Shape (features,), or (outputs, features) if y has two dimensions.
-        intercept_: A number, or shape (outputs,).
+        intercept_: A number; shape (outputs,) if y has two dimensions; 0.0 without intercepts.
         n_iter_: The number of steps.
         history_: A `History` with `step` and `loss`, half the mean square.
     """
@@ -67,5 +67,5 @@ class LinearRegression(MultiOutputMixin, LinearRegressor):
             ValueError: The arguments do not fit together, or contain NaN or infinity.
             RemoteError: A task failed.
         """
-        fit_squares(self, X, y, sample_weight, alpha=0.0)
+        fit_squares(self, X, y, sample_weight, alpha=0.0, keeps_column=True)
         return self

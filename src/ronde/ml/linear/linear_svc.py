@@ -36,6 +36,8 @@ class LinearSVC(LinearClassifier):
         fit_intercept: Whether there are intercepts.
         class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
         max_iter: The largest number of steps for each class.
+        dual: Has no effect: scikit-learn's two methods find the same coefficients.
+        random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
 
@@ -55,6 +57,8 @@ class LinearSVC(LinearClassifier):
         "fit_intercept": ["boolean"],
         "class_weight": [dict, StrOptions({"balanced"}), None],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "dual": ["boolean", StrOptions({"auto"})],
+        "random_state": ["random_state"],
     }
 
     def __init__(
@@ -66,12 +70,15 @@ class LinearSVC(LinearClassifier):
         fit_intercept: bool = True,
         class_weight: Any = None,
         max_iter: int = 1000,
+        dual: bool | str = "auto",
+        random_state: Any = None,
         on: Any = None,
         verbose: int = 0,
     ) -> None:
         self.penalty, self.C, self.tol, self.fit_intercept = penalty, C, tol, fit_intercept
         self.class_weight, self.max_iter = class_weight, max_iter
-        self.on, self.verbose = on, verbose
+        self.dual = dual
+        self.random_state, self.on, self.verbose = random_state, on, verbose
 
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:

@@ -45,6 +45,7 @@ class Perceptron(LinearClassifier):
         max_iter: The largest number of steps.
         n_iter_no_change: The fit ends after this number of steps in which no class had fewer mistakes than before.
         warm_start: Whether a second fit starts from the coefficients of the first.
+        random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
 
@@ -64,6 +65,7 @@ class Perceptron(LinearClassifier):
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "warm_start": ["boolean"],
+        "random_state": ["random_state"],
     }
 
     def __init__(
@@ -74,12 +76,13 @@ class Perceptron(LinearClassifier):
         max_iter: int = 1000,
         n_iter_no_change: int = 100,
         warm_start: bool = False,
+        random_state: Any = 0,
         on: Any = None,
         verbose: int = 0,
     ) -> None:
         self.fit_intercept, self.class_weight = fit_intercept, class_weight
         self.max_iter, self.n_iter_no_change, self.warm_start = max_iter, n_iter_no_change, warm_start
-        self.on, self.verbose = on, verbose
+        self.random_state, self.on, self.verbose = random_state, on, verbose
 
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:

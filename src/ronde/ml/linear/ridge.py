@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 from sklearn.base import MultiOutputMixin
-from sklearn.utils._param_validation import Interval
+from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.linear_model import LinearRegressor
@@ -24,13 +24,15 @@ class Ridge(MultiOutputMixin, LinearRegressor):
         alpha: The factor of the penalty. The intercept is not penalized.
         fit_intercept: Whether there is an intercept.
         tol: With more than 1,000 columns, the largest component of the gradient at which the fit ends.
-        max_iter: With more than 1,000 columns, the largest number of steps.
+        max_iter: With more than 1,000 columns, the largest number of steps (None: 1,000).
+        solver: Has no effect: the solvers of scikit-learn, by whose names it goes ("auto"), find the same coefficients.
+        random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
 
     Attributes:
-        coef_: Shape (features,), or (outputs, features) if y has two dimensions.
-        intercept_: A number, or shape (outputs,).
+        coef_: Shape (features,), or (outputs, features) if y has several columns.
+        intercept_: A number; shape (outputs,) if y has two dimensions; 0.0 without intercepts.
         n_iter_: The number of steps.
         history_: A `History` with `step` and `loss`, the objective divided by twice the sum of the weights.
     """
@@ -40,7 +42,9 @@ class Ridge(MultiOutputMixin, LinearRegressor):
         "alpha": [Interval(Real, 0, None, closed="left")],
         "fit_intercept": ["boolean"],
         "tol": [Interval(Real, 0, None, closed="left")],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left"), None],
+        "solver": [StrOptions({"auto", "svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga", "lbfgs"})],
+        "random_state": ["random_state"],
     }
 
     def __init__(
@@ -49,12 +53,15 @@ class Ridge(MultiOutputMixin, LinearRegressor):
         *,
         fit_intercept: bool = True,
         tol: float = 1e-6,
-        max_iter: int = 1000,
+        max_iter: int | None = None,
+        solver: str = "auto",
+        random_state: Any = None,
         on: Any = None,
         verbose: int = 0,
     ) -> None:
         self.alpha, self.fit_intercept, self.tol, self.max_iter = alpha, fit_intercept, tol, max_iter
-        self.on, self.verbose = on, verbose
+        self.solver = solver
+        self.random_state, self.on, self.verbose = random_state, on, verbose
 
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -70,5 +77,5 @@ class Ridge(MultiOutputMixin, LinearRegressor):
             ValueError: The arguments do not fit together, or contain NaN or infinity.
             RemoteError: A task failed.
         """
-        fit_squares(self, X, y, sample_weight, self.alpha)
+        fit_squares(self, X, y, sample_weight, self.alpha, keeps_column=False)
         return self

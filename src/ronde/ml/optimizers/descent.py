@@ -17,9 +17,6 @@ __all__ = ["DescentOptimizer"]
 
 Array = NDArray[Any]
 
-# Relative to the loss: if the direction promises less, rounding errors are why no length decreases the loss.
-PRECISION = 1e-11
-
 
 class _Point(NamedTuple):
     """An end of a move. `gradient`: of the smooth part."""
@@ -34,7 +31,13 @@ class DescentOptimizer(Optimizer):
     """An optimizer that chooses a direction, and then the length of the step by a line search.
 
     Steps stay in an orthant (`orthant`), so the penalty l1 is exact; without it, that has no effect.
+
+    Attributes:
+        precision: Relative to the loss: if the direction promises less, rounding errors are why no length decreases the
+            loss (1e-11, for losses in float64).
     """
+
+    precision = 1e-11
 
     @abstractmethod
     def direction(self, search: SearchState, pseudo: Array, total: SummedObjective) -> tuple[Array, float]:
@@ -86,7 +89,7 @@ class DescentOptimizer(Optimizer):
             length = 0.0
             if not self.forget(search):
                 promised = -float(np.vdot(pseudo, direction))
-                is_precise = promised <= PRECISION * abs(search.loss)
+                is_precise = promised <= self.precision * abs(search.loss)
                 search.reason = "precision" if is_precise else "no decrease"
         else:
             self.learn(search, point.w - search.w, point.gradient - search.gradient)
