@@ -185,6 +185,20 @@ def test_float32_rows_are_not_converted() -> None:
     assert np.allclose(rounded.w, exact.w, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
+@pytest.mark.parametrize("optimizer", [*SMOOTH, pytest.param(SGD(20, seed=1), id="SGD")])
+def test_rows_of_integers_give_the_weights_of_floats(optimizer: Optimizer, dtype: Any) -> None:
+    random = np.random.default_rng(0)
+    X = random.integers(0, 2, size=(ROWS, FEATURES)).astype(dtype)
+    y = np.where(X @ np.array([3.0, -2.0, 0.0, 1.0]) + random.normal(size=ROWS) > 1, 1.0, -1.0)
+    objective, start = LinearObjective(LogisticLoss(), l2=0.01), np.zeros(FEATURES + 1)
+    found = [
+        optimizer.minimize(objective, {"X": each, "y": y}, start, on=ONE).w
+        for each in (X, X.astype(np.float64))
+    ]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-9)
+
+
 def test_rows_of_weight_zero_have_no_effect() -> None:
     data, objective = rows_of(LogisticLoss()), LinearObjective(LogisticLoss(), l2=0.01)
     counted = data["sample_weight"] > 0

@@ -102,7 +102,7 @@ class LinearObjective(Objective):
             Nothing.
         """
         factors = w[..., :-1] if self.fit_intercept else w
-        scores: Array = np.asarray(X @ factors.T.astype(X.dtype, copy=False), dtype=np.float64)
+        scores: Array = np.asarray(X @ factors.T.astype(_float_type(X), copy=False), dtype=np.float64)
         if self.fit_intercept:
             scores += w[..., -1]
         return scores
@@ -118,7 +118,7 @@ class LinearObjective(Objective):
         Raises:
             Nothing.
         """
-        typed = slopes.astype(X.dtype, copy=False)
+        typed = slopes.astype(_float_type(X), copy=False)
         # The product of arrays lies in memory like the gradient, which makes adding it faster.
         by_factors = typed.T @ X if isinstance(X, np.ndarray) else (X.T @ typed).T
         if self.fit_intercept:
@@ -155,6 +155,11 @@ class RowChunk(NamedTuple):
         if self.weights is None:
             return slopes
         return slopes * (self.weights if slopes.ndim == 1 else self.weights[:, None])
+
+
+def _float_type(X: Any) -> np.dtype[Any]:
+    """Return the dtype for products with X. An integer type would cut off the fractions of weights and slopes."""
+    return X.dtype if X.dtype.kind == "f" else np.dtype(np.float64)
 
 
 def _least_rows(w: Array) -> int:
