@@ -85,12 +85,19 @@ struct InOut {
   void* result() const { return is_in_place ? in.data() : separate.data(); }
 };
 
-bool is_rank(const Communicator& communicator, int root) { return root >= 0 && root < communicator.size(); }
+// A rank of the communicator, or kNoRank if `object` is none.
+constexpr int kNoRank = -1;
 
-Outcome reduce_ready(Communicator& communicator, nb::handle x, nb::handle out, int op, int root) {
+int rank_of(const Communicator& communicator, nb::handle object) {
+  int rank = kNoRank;
+  return nb::try_cast(object, rank) && rank >= 0 && rank < communicator.size() ? rank : kNoRank;
+}
+
+Outcome reduce_ready(Communicator& communicator, nb::handle x, nb::handle out, int op, nb::handle root_object) {
+  const int root = rank_of(communicator, root_object);
   InOut arrays;
   const bool is_root = communicator.rank() == root;
-  if (!is_rank(communicator, root) || !(is_root ? arrays.load(x, out) : load(arrays.in, x, false))) return nothing();
+  if (root == kNoRank || !(is_root ? arrays.load(x, out) : load(arrays.in, x, false))) return nothing();
   const Array& in = arrays.in;
   without_gil(communicator, [&] {
     communicator.reduce(in.data(), is_root ? arrays.result() : nullptr, in.count(), *in.dtype(),
@@ -99,9 +106,10 @@ Outcome reduce_ready(Communicator& communicator, nb::handle x, nb::handle out, i
   return is_root ? done(out) : done_elsewhere();
 }
 
-bool broadcast_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+bool broadcast_ready(Communicator& communicator, nb::handle x, nb::handle out, nb::handle root_object) {
+  const int root = rank_of(communicator, root_object);
   InOut arrays;
-  if (!is_rank(communicator, root) || !arrays.load(x, out)) return false;
+  if (root == kNoRank || !arrays.load(x, out)) return false;
   const Array& in = arrays.in;
   without_gil(communicator, [&] {
     const bool copies = communicator.rank() == root && !arrays.is_in_place && in.bytes() > 0;
@@ -149,8 +157,9 @@ Outcome allgather_ready(Communicator& communicator, nb::handle x, nb::handle out
   return gather_to(communicator, x, out, kNoRoot);
 }
 
-Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
-  return is_rank(communicator, root) ? gather_to(communicator, x, out, root) : nothing();
+Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, nb::handle root_object) {
+  const int root = rank_of(communicator, root_object);
+  return root == kNoRank ? nothing() : gather_to(communicator, x, out, root);
 }
 
 // All-to-all with equally many rows for each rank. The first step tells the rows from each rank.
@@ -177,11 +186,12 @@ Outcome alltoall_ready(Communicator& communicator, nb::handle x, nb::handle out)
 }
 
 // Only the root passes `x`. The first step tells the type and the lengths of the axes of the root's array.
-Outcome scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, int root) {
+Outcome scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, nb::handle root_object) {
+  const int root = rank_of(communicator, root_object);
   Array in, result;
   const auto size = static_cast<size_t>(communicator.size());
   const bool is_root = communicator.rank() == root;
-  if (!is_rank(communicator, root)) return nothing();
+  if (root == kNoRank) return nothing();
   std::vector<int64_t> words;
   Sizes sizes;
   if (is_root) {
@@ -209,12 +219,12 @@ Outcome scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, 
 
 void bind_ready_arrays(nb::class_<Communicator>& communicator) {
   using namespace nb::literals;
-  communicator.def("reduce", &reduce_ready, "x"_a.none(), "out"_a.none(), "op"_a, "root"_a)
-      .def("broadcast", &broadcast_ready, "x"_a.none(), "out"_a.none(), "root"_a)
+  communicator.def("reduce", &reduce_ready, "x"_a.none(), "out"_a.none(), "op"_a, "root"_a.none())
+      .def("broadcast", &broadcast_ready, "x"_a.none(), "out"_a.none(), "root"_a.none())
       .def("reduce_scatter", &reduce_scatter_ready, "x"_a.none(), "out"_a.none(), "op"_a)
       .def("allgather", &allgather_ready, "x"_a.none(), "out"_a.none())
-      .def("gather", &gather_ready, "x"_a.none(), "out"_a.none(), "root"_a)
-      .def("scatter", &scatter_ready, "x"_a.none(), "out"_a.none(), "root"_a)
+      .def("gather", &gather_ready, "x"_a.none(), "out"_a.none(), "root"_a.none())
+      .def("scatter", &scatter_ready, "x"_a.none(), "out"_a.none(), "root"_a.none())
       .def("alltoall", &alltoall_ready, "x"_a.none(), "out"_a.none());
 }
 

@@ -16,13 +16,15 @@ Source: the fencing tokens of Kleppmann, Designing Data-Intensive Applications, 
 
 from __future__ import annotations
 
+import errno
+import operator
 import os
 import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 from ronde.environment import environment
 from ronde.errors import StaleRoundError, UsageError
@@ -31,6 +33,7 @@ __all__ = ["Checkpoints"]
 
 _FENCE = re.compile(r"fence-(\d{6,})")
 _CHECKPOINT = re.compile(r"fence-(\d{6,})\.step-(\d{9,})")
+_FULL_BYTES = 64 * 1024  # a disk with less free space is full: file systems need some for themselves
 
 
 class _Round(NamedTuple):
@@ -107,7 +110,7 @@ class Checkpoints:
         raise UsageError(f"{self.folder} has no checkpoint of step {step}; it has {steps}")
 
     @contextmanager
-    def writing(self, step: int) -> Iterator[Path]:
+    def writing(self, step: SupportsIndex) -> Iterator[Path]:
         """Yield a path for a new checkpoint, which counts once the block has ended without an exception.
 
         One rank calls it, usually rank 0.
@@ -117,15 +120,24 @@ class Checkpoints:
 
         Raises:
             StaleRoundError: this round is over; raised before or after the block. No checkpoint has changed.
-            OSError: the file cannot be written.
+            UsageError: the step is not a whole number from 0; raised before the block.
+            OSError: the file cannot be written. If the disk is full, a note says so, also of other exceptions.
         """
+        name = f"fence-{self._fence:06}.step-{_checked(step):09}"
         self._refuse_if_stale()
         draft = self.folder / f"draft-{secrets.token_hex(8)}"
         try:
             yield draft
             _flush(draft)
             self._refuse_if_stale()
-            draft.rename(self.folder / f"fence-{self._fence:06}.step-{step:09}")
+            draft.rename(self.folder / name)
+        except Exception as error:
+            if _is_full(self.folder, error):
+                error.add_note(
+                    f"The disk of {self.folder.absolute()} is full: the checkpoint of step {step} is not saved. "
+                    "Earlier checkpoints are still valid; free space, or keep fewer (keep=1)."
+                )
+            raise
         finally:
             draft.unlink(missing_ok=True)
         _flush(self.folder)
@@ -215,3 +227,24 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _checked(step: SupportsIndex) -> int:
+    """Return the step as an int. Raises UsageError: under another name, `latest` would not find the checkpoint."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"step={step!r} is invalid: expected a whole number from 0")
+    return number
+
+
+def _is_full(folder: Path, error: Exception) -> bool:
+    """Return whether the disk was full; libraries such as NumPy and PyTorch do not say so."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    with suppress(OSError):
+        disk = os.statvfs(folder)
+        return disk.f_bavail * disk.f_frsize < _FULL_BYTES
+    return False

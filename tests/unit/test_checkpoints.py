@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import ronde
@@ -118,3 +122,52 @@ def test_bad_arguments(tmp_path: Path) -> None:
         ronde.Checkpoints(tmp_path, keep=0)
     with pytest.raises(UsageError, match=r"other\.pt is not named like a checkpoint"):
         ronde.Checkpoints(tmp_path).step_of(tmp_path / "other.pt")
+
+
+@pytest.mark.parametrize("step", [-1, 5.0, "5", None])
+def test_a_step_under_which_no_checkpoint_would_be_found(tmp_path: Path, step: Any) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    with (
+        pytest.raises(UsageError, match=r"is invalid: expected a whole number from 0"),
+        checkpoints.writing(step),
+    ):
+        pytest.fail("the program need not write what is not kept")
+    assert list(tmp_path.glob("draft-*")) == []
+    with checkpoints.writing(np.int64(5)) as path:
+        path.write_text("state")
+    assert checkpoints.at(5).read_text() == "state"
+
+
+def save_by_torch(path: Path, count: int) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save(torch.zeros(count), path)
+
+
+def save_by_numpy(path: Path, count: int) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(count))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "save", [save_by_numpy, save_by_torch, lambda path, count: path.write_bytes(bytes(8 * count))]
+)
+def test_a_full_disk_is_named_and_costs_no_checkpoint(
+    tmp_path: Path, save: Callable[[Path, int], None]
+) -> None:
+    """The errors of NumPy and PyTorch do not mention the disk."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)], check=True)
+    try:
+        checkpoints = Checkpoints(tmp_path)
+        with checkpoints.writing(3) as path:
+            save(path, 1000)
+        with pytest.raises(ZeroDivisionError) as other, checkpoints.writing(4):
+            print(1 / 0)
+        assert not hasattr(other.value, "__notes__")  # there is room
+        with pytest.raises((OSError, RuntimeError)) as caught, checkpoints.writing(4) as path:
+            save(path, 10**6)
+        [note] = caught.value.__notes__
+        assert note.startswith(f"The disk of {tmp_path} is full: the checkpoint of step 4 is not saved.")
+        assert [each.name for each in tmp_path.iterdir()] == ["fence-000000.step-000000003"]
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)

@@ -39,6 +39,8 @@ def test_a_name_that_nobody_has_gets_no_advice() -> None:
 
 def test_advice_names_only_what_is_there() -> None:
     assert advice("communicator", "Bcast", ["broadcast"]) == "; in Ronde it is communicator.broadcast"
+    assert advice("communicator", "Dup", ["duplicate"]) == "; in Ronde it is communicator.duplicate"
+    assert advice("communicator", "Create", ["group"]) == "; in Ronde it is communicator.group"
     assert advice("communicator", "Bcast", ["rank"]) == ""
     assert advice("communicator", "COMM_WORLD", ["rank"]) == ""
 

@@ -475,7 +475,7 @@ class Communicator:
         self._native.abandon()
 
     def _root(self, root: int) -> int:
-        if not 0 <= root < self.size:
+        if not hasattr(root, "__index__") or not 0 <= root < self.size:
             raise UsageError(f"root {root} is not one of the ranks 0 to {self.size - 1}")
         return root
 

@@ -163,4 +163,11 @@ def _join(
     return factory.make_world(identity.rank, identity.size, exchange, purpose, deadline_ns)
 
 
-atexit.register(shutdown)
+def _end() -> None:
+    """Leave the world when the process ends, and close what a next `init` would need."""
+    shutdown()
+    if _process.pid == os.getpid() and _process.meeting is not None:
+        _process.meeting.close()
+
+
+atexit.register(_end)

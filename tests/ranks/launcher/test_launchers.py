@@ -225,6 +225,23 @@ def test_torch_scripts_run_unchanged(tmp_path: Path) -> None:
     assert lines == [f"[{rank}] rank {rank} of 2: 3.0 3.0" for rank in range(2)]
 
 
+@pytest.mark.parametrize("how", ["ronde run", "by hand"])
+def test_nothing_is_open_when_the_interpreter_ends(script: str, how: str) -> None:
+    """Python's development mode prints what is; with `-W error` and a logging program that is a failure."""
+    environ = environment(PYTHONDEVMODE=1)
+    commands = [[sys.executable, "-m", "ronde", "run", "-n", "2", script]]
+    if how == "by hand":
+        place = f"store=tcp:127.0.0.1:{free_port('127.0.0.1')}"
+        commands = [[sys.executable, script, f"rank={rank}", "size=2", place] for rank in range(2)]
+    started = [
+        subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    for process in started:
+        out, err = process.communicate(timeout=100)
+        assert (process.returncode, err) == (0, ""), out
+
+
 def test_a_lone_process(script: str) -> None:
     assert run([sys.executable, script]) == ["rank 0 of 1: 1 [[0, 0, 1]]"]
 
