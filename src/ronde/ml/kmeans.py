@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -21,8 +21,16 @@ from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import Nearest, find_nearest
 from ronde.ml.clustering.geometry import GEOMETRIES
-from ronde.ml.clustering.lloyd import LloydStep, RowLabels, Runs, final_centers, first_state
-from ronde.ml.clustering.point_data import point_data, rows_in_pieces
+from ronde.ml.clustering.lloyd import (
+    Assignment,
+    AssignRows,
+    LloydStep,
+    Runs,
+    final_centers,
+    first_state,
+)
+from ronde.ml.clustering.point_data import MOST_LABELS, keeps_labels, point_data, rows_in_pieces
+from ronde.ml.row_arguments import check_in_memory, is_on_cluster
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData
 
@@ -57,6 +65,20 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
 
     cluster_centers_: Array
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say why an attribute is missing. Raises AttributeError."""
+            if name == "labels_" and "cluster_centers_" in vars(self):
+                raise AttributeError(
+                    f"this {type(self).__name__} has no labels_: fits keep none of rows on a cluster, or of more than "
+                    f"{MOST_LABELS:,} rows in files. Predict them: a Spark data frame by "
+                    "ronde.ml.spark.SparkModel(model).transform(frame), a Flink table by "
+                    "ronde.ml.flink.with_predictions(table, model), files piece by piece by "
+                    "model.predict(ronde.comqueue.read(path).load(begin, end))"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def fit_predict(self, X: Any, y: object = None, sample_weight: Any = None) -> Array:
         """Fit, and return the number of the cluster of each row.
 
@@ -64,7 +86,15 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
             X: As of `fit`.
             y: Has no effect.
             sample_weight: As of `fit`.
+
+        Raises:
+            ValueError: As of `fit`; or the rows are on a cluster, or more than 100,000,000 in files: see `labels_`.
+            RemoteError: As of `fit`.
         """
+        if is_on_cluster(X):
+            check_in_memory(
+                X, f"fit_predict of {type(self).__name__}", "call fit, and predict on the cluster"
+            )
         self.fit(X, sample_weight=sample_weight)
         labels: Array = self.labels_ if hasattr(self, "labels_") else self.predict(X)
         return labels
@@ -178,10 +208,13 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _set_labels(self, labels: Array) -> None:
-        """Set `labels_`, and warn if there are clusters without rows."""
-        self.labels_ = labels
-        found = len(np.unique(labels))
+    def _set_assignment(self, outputs: Sequence[Assignment]) -> None:
+        """Set `inertia_` and `labels_`, and warn if there are clusters without rows. `outputs`: by task."""
+        self.inertia_, found = outputs[0].loss, outputs[0].num_found
+        labels = [each.labels for each in outputs if each.labels is not None]
+        self.__dict__.pop("labels_", None)  # of an earlier fit
+        if labels:
+            self.labels_ = np.concatenate(labels)
         if found < self.n_clusters:
             warnings.warn(
                 f"Number of distinct clusters ({found}) found smaller than n_clusters ({self.n_clusters}). Possibly "
@@ -224,7 +257,8 @@ class KMeans(CenterEstimator):
 
     Attributes:
         cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
-        labels_: The number of the center of each row, an int32 array of shape (n_samples,).
+        labels_: The number of the center of each row, an int32 array of shape (n_samples,). Missing if the rows are on
+            a cluster (a Spark data frame, a Flink table), where they have no order, or more than 100,000,000 in files.
         inertia_: The sum over rows of weight times squared distance to the center; with `"cosine"` of weight times one
             minus the cosine, with `"haversine"` of weight times the haversine of the angle, which is its half's squared
             sine.
@@ -292,12 +326,11 @@ class KMeans(CenterEstimator):
             state=first_state(),
             max_iter=runs.number * self.max_iter,
             on=place_of(self.on, data.size),
-            finish=RowLabels(reader),
+            finish=AssignRows(reader, keeps_labels(data)),
         )
         state = result.state
         self.cluster_centers_ = GEOMETRIES[self.metric].rows(final_centers(state))
         self.n_iter_ = state.steps if state.best is None else state.best_steps
-        self.inertia_ = result.outputs[0][1]
-        self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
+        self._set_assignment(result.outputs)
         self._end_fit(progress, state.records)
         return self

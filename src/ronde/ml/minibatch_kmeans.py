@@ -17,7 +17,7 @@ from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
 from ronde.ml.clustering.chosen_rows import ChosenRows
 from ronde.ml.clustering.empty_clusters import far_keys
 from ronde.ml.clustering.geometry import GEOMETRIES
-from ronde.ml.clustering.lloyd import RowLabels
+from ronde.ml.clustering.lloyd import AssignRows
 from ronde.ml.clustering.mini_batches import (
     Batches,
     MiniBatchStep,
@@ -27,7 +27,7 @@ from ronde.ml.clustering.mini_batches import (
     start_among,
     weak_clusters,
 )
-from ronde.ml.clustering.point_data import point_data
+from ronde.ml.clustering.point_data import keeps_labels, point_data
 from ronde.ml.kmeans import CenterEstimator
 from ronde.ml.row_arguments import check_in_memory
 from ronde.ml.tasks import SingleThreadedStep, place_of
@@ -77,8 +77,8 @@ class MiniBatchKMeans(CenterEstimator):
     Attributes:
         cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
         counts_: The weight of the rows that each center is the mean of, an array of shape (n_clusters,).
-        labels_: The number of the center of each row of the last call, an int32 array; not there after a `fit` with
-            `compute_labels=False`.
+        labels_: The number of the center of each row of the last call, an int32 array; missing as of `KMeans`, and after
+            a `fit` with `compute_labels=False`.
         inertia_: As of `KMeans`, of the rows of the last call.
         n_iter_: How often, on average, each row was read, rounded up.
         n_steps_: How many batches there were.
@@ -154,14 +154,13 @@ class MiniBatchKMeans(CenterEstimator):
             state=first_state(),
             max_iter=most_steps,
             on=place_of(self.on, size * data.num_features),
-            finish=RowLabels(reader) if self.compute_labels else None,
+            finish=AssignRows(reader, keeps_labels(data)) if self.compute_labels else None,
         )
         self._set_centers(result.state.centers, result.state.counts)
         self.n_steps_ = result.steps
         self.n_iter_ = -(-result.steps * int(size) // data.num_rows)
         if self.compute_labels:
-            self.inertia_ = result.outputs[0][1]
-            self._set_labels(np.concatenate([labels for labels, _ in result.outputs]))
+            self._set_assignment(result.outputs)
         else:  # those of an earlier fit
             for name in ("labels_", "inertia_"):
                 self.__dict__.pop(name, None)

@@ -8,7 +8,7 @@ from typing import Any
 from ronde.comqueue import LocatedRows, RowSource, read
 from ronde.comqueue.read import is_flink_table
 
-__all__ = ["as_rows", "check_in_memory"]
+__all__ = ["as_rows", "check_in_memory", "is_on_cluster"]
 
 
 def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
@@ -40,6 +40,11 @@ def _columns_on_cluster(X: Any) -> list[str]:
     if hasattr(X, "mapInArrow"):
         return list(X.columns)
     return list(X.get_resolved_schema().get_column_names()) if is_flink_table(X) else []
+
+
+def is_on_cluster(X: Any) -> bool:
+    """Return whether X stands for rows on a cluster: a Spark data frame, a Flink table, or what `read` makes of one."""
+    return hasattr(X, "mapInArrow") or is_flink_table(X) or isinstance(X, LocatedRows)
 
 
 def check_in_memory(X: Any, method: str, remedy: str) -> None:

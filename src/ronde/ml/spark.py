@@ -125,7 +125,7 @@ class SparkModel(Model, _Columns, MLReadable, MLWritable):
             ("rawPrediction") and `probabilityCol` ("probability"). The latter two may be "", for no column.
 
     Attributes:
-        estimator: The fitted estimator, without `labels_`: the rows of a data frame have no order.
+        estimator: The fitted estimator.
 
     Raises:
         UsageError: The estimator is not one of `ronde.ml`, or a name is no parameter.
@@ -262,8 +262,6 @@ class SparkEstimator(Estimator, _Columns, HasLabelCol, HasWeightCol, MLReadable,
         finally:
             if not is_kept:
                 rows.unpersist()
-        if hasattr(estimator, "labels_"):
-            del estimator.labels_
         model: SparkModel = self._copyValues(SparkModel(estimator))
         return model
 

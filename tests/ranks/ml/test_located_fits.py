@@ -13,7 +13,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 from ronde import UsageError
 from ronde.comqueue import TaskGroup, read
 from ronde.launch.clusters.local import LocalCluster
-from ronde.ml import KMeans
+from ronde.ml import KMeans, MiniBatchKMeans
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(300, 3)) + 4 * RANDOM.integers(3, size=(300, 1))
@@ -40,7 +40,19 @@ def test_a_fit_is_that_of_the_rows_here() -> None:
     found.fit(RowsAtTasks())
     expected.fit(X)
     np.testing.assert_allclose(found.cluster_centers_, expected.cluster_centers_, atol=1e-9)
-    np.testing.assert_array_equal(found.labels_, expected.labels_)
+    assert found.inertia_ == pytest.approx(expected.inertia_)
+    with pytest.raises(
+        AttributeError, match=r"this KMeans has no labels_: fits keep none of rows on a cluster"
+    ):
+        print(found.labels_)
+    with pytest.raises(ValueError, match="fit_predict of KMeans needs rows in memory"):
+        found.fit_predict(RowsAtTasks())
+
+
+def test_labels_of_an_earlier_fit_do_not_stay() -> None:
+    model = MiniBatchKMeans(3, init=X[:3], on=LocalCluster(2)).fit(X)
+    assert len(model.labels_) == len(X)
+    assert not hasattr(model.fit(RowsAtTasks()), "labels_")
 
 
 def test_rows_on_a_cluster_need_its_tasks() -> None:

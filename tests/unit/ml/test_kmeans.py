@@ -24,6 +24,8 @@ from ronde.comqueue import AllReduce, IterativeComQueue
 from ronde.errors import RemoteError
 from ronde.ml import KMeans
 from ronde.ml.clustering import starts
+from ronde.ml.clustering.point_data import MOST_LABELS, keeps_labels
+from ronde.ml.training_data import TrainingData
 
 Array = NDArray[Any]
 
@@ -250,6 +252,17 @@ def test_rows_that_tasks_read() -> None:
             KMeans(5, init=init, random_state=0, on="threads:2").fit(Source(X))
     with pytest.raises(ValueError, match="contains NaN or infinity"):
         model.predict(Source(X))
+
+
+def test_labels_of_files_are_kept_up_to_a_number_of_rows() -> None:
+    source = Source(some_points(10))
+
+    def keeps(rows: Any, num_rows: int) -> bool:
+        return keeps_labels(TrainingData({"X": rows}, num_rows, 2, np.dtype(float), float(num_rows)))
+
+    assert keeps(source, MOST_LABELS)
+    assert not keeps(source, MOST_LABELS + 1)
+    assert keeps(np.empty((0, 2)), MOST_LABELS + 1)  # whose caller has room for as many labels as rows
 
 
 # --- Errors, and what else an estimator does ------------------------------------------------------------------------

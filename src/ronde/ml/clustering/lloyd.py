@@ -19,7 +19,7 @@ from ronde.ml.clustering.geometry import GEOMETRIES
 from ronde.ml.clustering.starts import draw_centers
 from ronde.ml.progress import Progress
 
-__all__ = ["LloydStep", "RowLabels", "Runs", "final_centers", "first_state", "tolerance_of"]
+__all__ = ["AssignRows", "Assignment", "LloydStep", "Runs", "final_centers", "first_state", "tolerance_of"]
 
 Array = NDArray[Any]
 
@@ -51,7 +51,7 @@ class Runs:
 def first_state() -> dict[str, Any]:
     """Return the state with which the steps of `LloydStep` begin.
 
-    `best_loss` is None with a single run, whose loss nothing depends on; `RowLabels` returns it.
+    `best_loss` is None with a single run, whose loss nothing depends on; `AssignRows` returns it.
     """
     return dict(
         run=0,
@@ -156,24 +156,38 @@ def tolerance_of(c: IterationStep, reader: PointReader, tol: float) -> float:
     return float(tol * (total["squares"] / total["weight"] - means**2).mean())
 
 
-class RowLabels:
-    """The `finish` of `iterate`: gives the labels of a task's rows, and the loss of all rows."""
+@dataclass(frozen=True)
+class Assignment:
+    """The centers of the rows after a fit. `labels`: of a task's rows; None unless they are kept; the others of all
+    rows: `loss`, and `num_found`, the number of centers with rows.
+    """
 
-    def __init__(self, reader: PointReader) -> None:
-        self._reader = reader
+    labels: Array | None
+    loss: float
+    num_found: int
 
-    def __call__(self, c: IterationStep) -> tuple[Array, float]:
+
+class AssignRows:
+    """The `finish` of `iterate`: assigns the rows to the last centers. `keeps_labels`: whether these travel back."""
+
+    def __init__(self, reader: PointReader, keeps_labels: bool = True) -> None:
+        self._reader, self._keeps_labels = reader, keeps_labels
+
+    def __call__(self, c: IterationStep) -> Assignment:
         centers = final_centers(c.state)
         labels = [np.empty(0, np.int32)]
 
-        def label(block: Any) -> float:
+        def assign(block: Any) -> dict[str, Any]:
             points, weights = self._reader.of_block(block)
             nearest = find_nearest(points, centers, weights)
-            labels.append(nearest.labels)
-            return nearest.loss
+            if self._keeps_labels:
+                labels.append(nearest.labels)
+            return {"loss": nearest.loss, "counts": np.bincount(nearest.labels, minlength=len(centers))}
 
-        loss = c.sum_blocks(label) * GEOMETRIES[self._reader.metric].loss_scale
-        return np.concatenate(labels), float(loss)
+        total = c.sum_blocks(assign)
+        loss = float(total["loss"]) * GEOMETRIES[self._reader.metric].loss_scale
+        kept = np.concatenate(labels) if self._keeps_labels else None
+        return Assignment(kept, loss, int(np.count_nonzero(total["counts"])))
 
 
 def final_centers(state: SimpleNamespace) -> Array:

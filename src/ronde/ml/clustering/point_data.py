@@ -15,9 +15,10 @@ from ronde.comqueue.read import is_flink_table
 from ronde.ml.row_arguments import as_rows, check_in_memory
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
-__all__ = ["point_data", "rows_in_pieces"]
+__all__ = ["MOST_LABELS", "keeps_labels", "point_data", "rows_in_pieces"]
 
 PIECE = 65536  # rows of a source that are in memory at once
+MOST_LABELS = 10**8  # of rows that the tasks read: 400 MB
 
 
 def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool = True) -> TrainingData:
@@ -41,6 +42,17 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
         stand_in = np.broadcast_to(first, (X.num_rows, first.shape[1]))
         rows["sample_weight"] = _check_sample_weight(sample_weight, stand_in, ensure_non_negative=True)
     return TrainingData(rows, X.num_rows, first.shape[1], first.dtype, float(X.num_rows))
+
+
+def keeps_labels(data: TrainingData) -> bool:
+    """Return whether the labels of a fit come back to this process, which may have room for no more than its own rows.
+
+    Those of rows on a cluster do not: nothing tells which label belongs to which row.
+    """
+    if isinstance(data.rows, LocatedRows):
+        return False
+    is_here = isinstance(data.rows, dict) and isinstance(data.rows["X"], np.ndarray)
+    return is_here or data.num_rows <= MOST_LABELS
 
 
 def rows_in_pieces(data: TrainingData) -> Iterator[NDArray[Any]]:
