@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.clusters.flink_cluster import Flink, flink_cluster, table_environment
+from tests.clusters.flink_cluster import PATIENCE_S, Flink, flink_cluster, table_environment
+from tests.conformance.cluster_kinds import SLOTS, agents, parent_of
 
 pytest.importorskip("pyflink", reason="PyFlink is not installed here")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
@@ -59,6 +63,13 @@ def cluster(flink: Flink) -> Any:
     return FlinkCluster(flink.settings)
 
 
+def wait_until_agents_have_ended() -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while agents():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def columns(table: Any, *names: str) -> Any:
     from pyflink.table.expressions import col
 
@@ -81,6 +92,32 @@ def test_kmeans_of_a_table_gives_the_same_bits_as_here_and_two_fits_at_once_do_t
     for tasks in (1, 2):
         assert found[tasks].cluster_centers_.tobytes() == expected.cluster_centers_.tobytes()
         assert (found[tasks].inertia_, found[tasks].n_iter_) == (expected.inertia_, expected.n_iter_)
+        assert not hasattr(found[tasks], "labels_")
+
+
+def test_a_lost_task_ends_a_fit(table: Any) -> None:
+    """The victim is Flink's Python worker, above one of two agents that run for long enough to have begun."""
+
+    def kill() -> None:
+        found: list[int] = []
+        deadline, since = time.monotonic() + PATIENCE_S, time.monotonic()
+        while len(found) < SLOTS or time.monotonic() < since + 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            if (now := sorted(agents())) != found:
+                found, since = now, time.monotonic()
+        os.kill(parent_of(found[0]), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        with pytest.raises(ronde.WorkerError) as caught:
+            KMeans(3, init="random", n_init=10**6, on="flink:2").fit(columns(table, "a", "b"))  # without end
+    finally:
+        thread.join()
+    assert caught.value.has_lost_task
+    assert "A task was lost, and there are no checkpoints" in caught.value.__notes__[0]
+    wait_until_agents_have_ended()
 
 
 def test_a_classifier_of_arrays_gives_the_same_bits_as_here(cluster: Any) -> None:

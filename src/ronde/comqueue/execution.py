@@ -47,6 +47,11 @@ THREADS_OF_A_PROCESS = "OMP_NUM_THREADS"
 # What every task imports. One process does so, the tasks are forked from it, and it waits for the next iteration.
 IMPORTS = (__name__, "multiprocessing.spawn", "cloudpickle")
 
+NO_CHECKPOINTS = (
+    "A task was lost, and there are no checkpoints from which all tasks could continue: start again from the first "
+    "step, or pass checkpoint_every to iterate, or call set_checkpoint of a queue (fits of ronde.ml save none)."
+)
+
 _turns: WeakKeyDictionary[Cluster, threading.Lock] = WeakKeyDictionary()
 _turns_lock = threading.Lock()
 
@@ -247,7 +252,10 @@ def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> l
         try:
             return run_once()
         except RemoteError as error:
-            if rule is None or restart > rule.max_restarts or not _is_loss(error):
+            is_loss = _is_loss(error)
+            if rule is None and is_loss:
+                error.add_note(NO_CHECKPOINTS)
+            if rule is None or restart > rule.max_restarts or not is_loss:
                 raise
             _log.warning(
                 "%s; all tasks start again from their last checkpoint (restart %d of %d)",

@@ -22,9 +22,9 @@ from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import Nearest, find_nearest
 from ronde.ml.clustering.geometry import GEOMETRIES
 from ronde.ml.clustering.lloyd import (
-    Assignment,
     AssignRows,
     LloydStep,
+    RowAssignment,
     Runs,
     final_centers,
     first_state,
@@ -70,6 +70,10 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         def __getattr__(self, name: str) -> Any:
             """Say why an attribute is missing. Raises AttributeError."""
             if name == "labels_" and "cluster_centers_" in vars(self):
+                if not vars(self).get("compute_labels", True):
+                    raise AttributeError(
+                        f"this {type(self).__name__} has no labels_: compute_labels is False"
+                    )
                 raise AttributeError(
                     f"this {type(self).__name__} has no labels_: fits keep none of rows on a cluster, or of more than "
                     f"{MOST_LABELS:,} rows in files. Predict them: a Spark data frame by "
@@ -208,7 +212,7 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _set_assignment(self, outputs: Sequence[Assignment]) -> None:
+    def _set_assignment(self, outputs: Sequence[RowAssignment]) -> None:
         """Set `inertia_` and `labels_`, and warn if there are clusters without rows. `outputs`: by task."""
         self.inertia_, found = outputs[0].loss, outputs[0].num_found
         labels = [each.labels for each in outputs if each.labels is not None]

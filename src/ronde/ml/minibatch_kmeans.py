@@ -77,8 +77,8 @@ class MiniBatchKMeans(CenterEstimator):
     Attributes:
         cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
         counts_: The weight of the rows that each center is the mean of, an array of shape (n_clusters,).
-        labels_: The number of the center of each row of the last call, an int32 array; missing as of `KMeans`, and after
-            a `fit` with `compute_labels=False`.
+        labels_: The number of the center of each row of the last call, an int32 array; missing as of `KMeans`, and
+            after a `fit` with `compute_labels=False`.
         inertia_: As of `KMeans`, of the rows of the last call.
         n_iter_: How often, on average, each row was read, rounded up.
         n_steps_: How many batches there were.

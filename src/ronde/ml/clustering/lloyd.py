@@ -19,7 +19,7 @@ from ronde.ml.clustering.geometry import GEOMETRIES
 from ronde.ml.clustering.starts import draw_centers
 from ronde.ml.progress import Progress
 
-__all__ = ["AssignRows", "Assignment", "LloydStep", "Runs", "final_centers", "first_state", "tolerance_of"]
+__all__ = ["AssignRows", "RowAssignment", "LloydStep", "Runs", "final_centers", "first_state", "tolerance_of"]
 
 Array = NDArray[Any]
 
@@ -157,7 +157,7 @@ def tolerance_of(c: IterationStep, reader: PointReader, tol: float) -> float:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class RowAssignment:
     """The centers of the rows after a fit. `labels`: of a task's rows; None unless they are kept; the others of all
     rows: `loss`, and `num_found`, the number of centers with rows.
     """
@@ -173,7 +173,7 @@ class AssignRows:
     def __init__(self, reader: PointReader, keeps_labels: bool = True) -> None:
         self._reader, self._keeps_labels = reader, keeps_labels
 
-    def __call__(self, c: IterationStep) -> Assignment:
+    def __call__(self, c: IterationStep) -> RowAssignment:
         centers = final_centers(c.state)
         labels = [np.empty(0, np.int32)]
 
@@ -187,7 +187,7 @@ class AssignRows:
         total = c.sum_blocks(assign)
         loss = float(total["loss"]) * GEOMETRIES[self._reader.metric].loss_scale
         kept = np.concatenate(labels) if self._keeps_labels else None
-        return Assignment(kept, loss, int(np.count_nonzero(total["counts"])))
+        return RowAssignment(kept, loss, int(np.count_nonzero(total["counts"])))
 
 
 def final_centers(state: SimpleNamespace) -> Array:
