@@ -29,7 +29,14 @@ from ronde.ml.clustering.lloyd import (
     final_centers,
     first_state,
 )
-from ronde.ml.clustering.point_data import MOST_LABELS, keeps_labels, point_data, rows_in_pieces
+from ronde.ml.clustering.point_data import (
+    MOST_LABELS,
+    accepted_formats,
+    is_here,
+    keeps_labels,
+    point_data,
+    rows_in_pieces,
+)
 from ronde.ml.row_arguments import check_in_memory, is_on_cluster
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData
@@ -107,7 +114,7 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         """Return the number of the nearest center of each row, as an int32 array of shape (n_samples,).
 
         Args:
-            X: Rows: an array of shape (n_samples, n_features), or a `RowSource`.
+            X: Rows: an array or a sparse matrix of shape (n_samples, n_features), or a `RowSource`.
 
         Raises:
             NotFittedError: `fit` has not been called.
@@ -149,11 +156,16 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         distances = [self._nearest(rows).squared_distances for rows in rows_in_pieces(data)]
         return -float(np.concatenate(distances) @ weights) * GEOMETRIES[self.metric].loss_scale
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = bool(accepted_formats(self.metric))
+        return tags
+
     @property
     def _n_features_out(self) -> int:
         return len(self.cluster_centers_)
 
-    def _nearest(self, rows: Array) -> Nearest:
+    def _nearest(self, rows: Any) -> Nearest:
         reader = PointReader(self.metric, rows.dtype)
         return find_nearest(reader.points(rows), reader.points(self.cluster_centers_))
 
@@ -165,7 +177,7 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
                 "fewer clusters"
             )
         X = data.rows["X"] if isinstance(data.rows, Mapping) else None
-        if isinstance(X, np.ndarray) and self.metric != "euclidean":
+        if is_here(X) and self.metric != "euclidean":
             GEOMETRIES[self.metric].points(X)
 
     def _start(self, data: TrainingData, reader: PointReader, runs: int, seed: int) -> list[Array] | str:
@@ -175,7 +187,7 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         if not callable(self.init):
             return [self._checked_start(self.init, data, reader)]
         X = data.rows["X"] if isinstance(data.rows, Mapping) else None
-        if not isinstance(X, np.ndarray):
+        if not is_here(X):
             raise ValueError(
                 "init is a function, which gets all rows as an array, and the tasks read those of X themselves: give "
                 'an array, or "k-means++"'
@@ -193,7 +205,8 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
                 f"{origin} has the shape {rows.shape}: expected {expected}, one row for each of the {self.n_clusters} "
                 "clusters"
             )
-        return reader.points(rows)
+        start_points: Array = reader.points(rows)
+        return start_points
 
     def _run_count(self, automatic: int) -> int:
         """Return how often first centers are chosen. `automatic`: of n_init="auto", by `init` a draw or a function."""
@@ -308,8 +321,9 @@ class KMeans(CenterEstimator):
         """Find the centers; return the estimator.
 
         Args:
-            X: Rows: an array or a data frame of shape (n_samples, n_features), float64 or float32 (others become
-                float64); the path of Parquet files, a Spark data frame, or what `ronde.comqueue.read` returns.
+            X: Rows: an array, a data frame or (except with `"haversine"`) a sparse matrix of shape (n_samples,
+                n_features), float64 or float32 (others become float64); the path of Parquet files, a Spark data frame,
+                or what `ronde.comqueue.read` returns.
             y: Has no effect.
             sample_weight: The weight of each row (None: 1 each); or the name of a column of X.
 

@@ -27,7 +27,7 @@ from ronde.ml.clustering.mini_batches import (
     start_among,
     weak_clusters,
 )
-from ronde.ml.clustering.point_data import keeps_labels, point_data
+from ronde.ml.clustering.point_data import accepted_formats, keeps_labels, point_data
 from ronde.ml.kmeans import CenterEstimator
 from ronde.ml.row_arguments import check_in_memory
 from ronde.ml.tasks import SingleThreadedStep, place_of
@@ -174,7 +174,8 @@ class MiniBatchKMeans(CenterEstimator):
         The first call chooses the first centers among its rows.
 
         Args:
-            X: Rows, an array of shape (n_samples, n_features); in the first call at least as many as clusters.
+            X: Rows, an array or a sparse matrix of shape (n_samples, n_features); in the first call at least as many as
+                clusters.
             y: Has no effect.
             sample_weight: The weight of each row (None: 1 each).
 
@@ -187,12 +188,13 @@ class MiniBatchKMeans(CenterEstimator):
             "read some at a time, as by ronde.comqueue.read(path).load(0, 1000), or call fit",
         )
         is_first = not hasattr(self, "cluster_centers_")
-        data = training_data(self, X, sample_weight=sample_weight, reset=is_first)
+        formats = accepted_formats(self.metric)
+        data = training_data(self, X, sample_weight=sample_weight, reset=is_first, accept_sparse=formats)
         dtype = data.dtype if is_first else self.cluster_centers_.dtype
         reader = PointReader(self.metric, dtype)
         points = reader.points(data.rows["X"])
-        weights = np.asarray(data.rows.get("sample_weight", np.ones(len(points))), np.float64)
-        rows = ChosenRows(np.arange(len(points)), points, weights)
+        weights = np.asarray(data.rows.get("sample_weight", np.ones(data.num_rows)), np.float64)
+        rows = ChosenRows(np.arange(data.num_rows), points, weights)
         if is_first:
             self._check_rows(data)
             seed = self._seed()

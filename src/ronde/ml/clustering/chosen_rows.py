@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass, field
 from ronde.ml.clustering.block_points import PointReader
+from ronde.ml.clustering.points import Points, as_centers, join_points
 
 __all__ = ["ChosenRows", "Keys", "all_rows", "choose_rows", "random_keys", "rows_by_number"]
 
 Array = NDArray[Any]
-Keys = Callable[[Array, Array, int], Array]  # of points, by their weights and the number of their block
+Keys = Callable[[Points, Array, int], Array]  # of points, by their weights and the number of their block
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,17 @@ class ChosenRows:
     """Rows: their numbers among those of all tasks, their points and weights; keys, once there are any."""
 
     numbers: Array
-    points: Array
+    points: Points
     weights: Array
     keys: Array = field(default_factory=lambda: np.empty(0))
 
     def with_keys(self, keys: Array) -> ChosenRows:
         """Return the same rows with keys."""
         return ChosenRows(self.numbers, self.points, self.weights, keys)
+
+    def as_centers(self) -> Array:
+        """Return the points as an array."""
+        return as_centers(self.points)
 
     def smallest(self, count: int) -> ChosenRows:
         """Return the rows with the smallest finite keys; of equal ones those with the smallest numbers."""
@@ -48,21 +53,21 @@ def all_rows(c: IterationStep, reader: PointReader) -> Iterator[ChosenRows]:
     begin = c.row_range.start
     for block in c.blocks:
         points, weights = reader.of_block(block)
-        weights = np.ones(len(points)) if weights is None else weights
-        yield ChosenRows(np.arange(begin, begin + len(points)), points, weights)
-        begin += len(points)
+        weights = np.ones(points.shape[0]) if weights is None else weights
+        yield ChosenRows(np.arange(begin, begin + len(weights)), points, weights)
+        begin += len(weights)
 
 
 def rows_by_number(c: IterationStep, reader: PointReader, numbers: Array) -> Iterator[ChosenRows]:
     """Yield, of each of this task's blocks, the rows with these numbers, which increase."""
     begin = c.row_range.start
     for block in c.blocks:
-        first, last = np.searchsorted(numbers, [begin, begin + len(block.X)])
+        first, last = np.searchsorted(numbers, [begin, begin + block.X.shape[0]])
         places = numbers[first:last] - begin
         weights = getattr(block, "sample_weight", None)
         weights = np.ones(len(places)) if weights is None else np.asarray(weights[places], np.float64)
         yield ChosenRows(numbers[first:last], reader.points(block.X[places]), weights)
-        begin += len(block.X)
+        begin += block.X.shape[0]
 
 
 def choose_rows(c: IterationStep, blocks: Iterable[ChosenRows], count: int, keys: Keys) -> ChosenRows:
@@ -80,17 +85,16 @@ def choose_rows(c: IterationStep, blocks: Iterable[ChosenRows], count: int, keys
 def random_keys(seed: list[int]) -> Keys:
     """Return keys by which rows are drawn without replacement, with probabilities in proportion to their weights."""
 
-    def keys(points: Array, weights: Array, block_no: int) -> Array:
+    def keys(points: Points, weights: Array, block_no: int) -> Array:
         random = np.random.default_rng([*seed, block_no])
         with np.errstate(divide="ignore"):  # a row without weight is never drawn
-            drawn: Array = random.exponential(size=len(points)) / weights
+            drawn: Array = random.exponential(size=len(weights)) / weights
         return drawn
 
     return keys
 
 
 def _smallest(parts: list[ChosenRows], count: int) -> ChosenRows:
-    joined = [
-        np.concatenate(each) for each in zip(*((p.numbers, p.points, p.weights, p.keys) for p in parts))
-    ]
-    return ChosenRows(*joined).smallest(count)
+    numbers, weights, keys = map(np.concatenate, zip(*((p.numbers, p.weights, p.keys) for p in parts)))
+    points = join_points([part.points for part in parts])
+    return ChosenRows(numbers, points, weights, keys).smallest(count)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ronde.comqueue import IterationStep
 from ronde.ml.clustering.center_assignment import find_nearest
 from ronde.ml.clustering.chosen_rows import ChosenRows, choose_rows
+from ronde.ml.clustering.points import Points
 
 __all__ = ["far_keys", "farthest_rows", "move_rows"]
 
@@ -27,7 +28,7 @@ def farthest_rows(c: IterationStep, blocks: Iterable[ChosenRows], centers: Array
     return choose_rows(c, blocks, count, lambda points, weights, block_no: far_keys(points, weights, centers))
 
 
-def far_keys(points: Array, weights: Array, centers: Array) -> Array:
+def far_keys(points: Points, weights: Array, centers: Array) -> Array:
     """Return keys that are the smaller, the farther a point is from its center; infinite for rows not to choose."""
     distances = find_nearest(points, centers).squared_distances
     return np.where((weights > 0) & (distances > 0), -distances, np.inf)
@@ -39,7 +40,7 @@ def move_rows(sums: Array, centers: Array, clusters: Array, rows: ChosenRows) ->
     `sums`: of `sum_nearest`, for these centers. `clusters`: at least as many as rows.
     """
     losing = find_nearest(rows.points, centers).labels
-    moved = np.column_stack([rows.points, np.ones(len(rows.points))]) * rows.weights[:, None]
+    moved = np.column_stack([rows.as_centers(), np.ones(len(rows.weights))]) * rows.weights[:, None]
     for cluster, loser, row in zip(clusters, losing, moved):
         left = sums[loser] - row
         sums[loser] = left if left[-1] > NO_WEIGHT * row[-1] else 0  # not what rounding leaves

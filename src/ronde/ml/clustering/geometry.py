@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.light_dataclasses import dataclass
+from ronde.ml.clustering.points import Points, is_sparse, make_csr, squared_lengths
 
 __all__ = ["GEOMETRIES", "Geometry"]
 
@@ -27,13 +28,13 @@ class Geometry:
     """A metric.
 
     Attributes:
-        points: Makes points of rows.
+        points: Makes points of rows, of the same kind: an array, or a CSR array.
         rows: Makes rows of points: centers as the user sees them.
         loss_scale: What a squared distance of points counts in the loss.
         is_spherical: Whether points lie on the unit sphere.
     """
 
-    points: Callable[[Array], Array]
+    points: Callable[[Points], Points]
     rows: Callable[[Array], Array]
     loss_scale: float
     is_spherical: bool
@@ -48,18 +49,21 @@ class Geometry:
         return means
 
 
-def _unchanged(rows: Array) -> Array:
+def _unchanged(rows: Points) -> Points:
     return rows
 
 
-def _directions(rows: Array) -> Array:
+def _directions(rows: Points) -> Points:
     """Return rows divided by their lengths. Raises ValueError for a row of zeros."""
-    lengths = np.linalg.norm(rows, axis=1)
+    lengths = np.sqrt(squared_lengths(rows)) if is_sparse(rows) else np.linalg.norm(rows, axis=1)
     if not lengths.all():
         raise ValueError(
-            f"row {int(np.argmin(lengths))} of these {len(rows)} consists of zeros, and the cosine metric needs a "
+            f"row {int(np.argmin(lengths))} of these {len(lengths)} consists of zeros, and the cosine metric needs a "
             "direction: leave such rows out"
         )
+    if is_sparse(rows):
+        numbers = rows.data / np.repeat(lengths, np.diff(rows.indptr))
+        return make_csr((numbers.astype(rows.dtype), rows.indices, rows.indptr), rows.shape)
     return np.asarray(rows / lengths[:, None], rows.dtype)
 
 

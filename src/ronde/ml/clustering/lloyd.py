@@ -16,6 +16,7 @@ from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
 from ronde.ml.clustering.chosen_rows import all_rows
 from ronde.ml.clustering.empty_clusters import farthest_rows, move_rows
 from ronde.ml.clustering.geometry import GEOMETRIES
+from ronde.ml.clustering.points import as_centers, column_moments
 from ronde.ml.clustering.starts import draw_centers
 from ronde.ml.progress import Progress
 
@@ -96,9 +97,8 @@ class LloydStep:
         runs = self._runs
         if isinstance(runs.start, str):
             return draw_centers(c, runs.reader, runs.count, runs.start, [c.state.seed, c.state.run])
-        centers: Array = c.broadcast(
-            runs.start[c.state.run]
-        )  # a function may have drawn other ones on other ranks
+        # A function may have drawn other ones on other ranks.
+        centers: Array = c.broadcast(runs.start[c.state.run])
         return centers
 
     def _moved(self, c: IterationStep) -> tuple[Array, float]:
@@ -138,18 +138,12 @@ def tolerance_of(c: IterationStep, reader: PointReader, tol: float) -> float:
     """Return `tol` times the mean variance of the points' coordinates. All tasks call it."""
     if tol == 0:
         return 0.0
-    first = c.broadcast(reader.points(next(iter(c.blocks)).X[:1]) if c.task_id == 0 else None)
+    first = as_centers(reader.points(next(iter(c.blocks)).X[:1])) if c.task_id == 0 else None
+    shift = c.broadcast(first)
 
     def moments(block: Any) -> dict[str, Any]:
         points, weights = reader.of_block(block)
-        offsets = points.astype(np.float64) - first
-        weighted = offsets if weights is None else offsets * weights[:, None]
-        weight = len(points) if weights is None else float(weights.sum())
-        return {
-            "sum": weighted.sum(axis=0),
-            "squares": (weighted * offsets).sum(axis=0),
-            "weight": float(weight),
-        }
+        return column_moments(points, weights, shift)
 
     total = c.sum_blocks(moments)
     means = total["sum"] / total["weight"]

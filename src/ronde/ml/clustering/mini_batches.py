@@ -121,7 +121,7 @@ class MiniBatchStep:
             return given
         size = batches.start_size
         rows = choose_rows(
-            c, self._batch(c, size, 0), size, lambda points, weights, block_no: np.zeros(len(points))
+            c, self._batch(c, size, 0), size, lambda points, weights, block_no: np.zeros(len(weights))
         )
         centers: Array = c.broadcast(self._best_start(rows, seed) if c.task_id == 0 else None)
         return centers
@@ -167,7 +167,7 @@ def start_among(rows: ChosenRows, count: int, init: str, seed: list[int]) -> Arr
     """Return the first centers, of rows: drawn if `init` is "random", else by k-means++."""
     if init == "random":
         drawn = rows.with_keys(random_keys(seed)(rows.points, rows.weights, 0)).smallest(count)
-        return np.resize(drawn.points, (count, rows.points.shape[1]))
+        return np.resize(drawn.as_centers(), (count, rows.points.shape[1]))
     return best_candidates(rows.points, rows.weights, count, seed)
 
 
@@ -189,8 +189,8 @@ def weak_clusters(counts: Array, ratio: float) -> Array:
 def give_rows(centers: Array, counts: Array, clusters: Array, rows: ChosenRows) -> None:
     """Move the centers of clusters to rows, in place; they get the least weight of the other clusters."""
     others = np.delete(counts, clusters)
-    clusters = clusters[: len(rows.points)]
-    centers[clusters] = rows.points
+    clusters = clusters[: len(rows.weights)]
+    centers[clusters] = rows.as_centers()
     counts[clusters] = others.min() if len(others) else 0
 
 

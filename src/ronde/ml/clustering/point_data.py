@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.read import is_flink_table
+from ronde.ml.clustering.points import is_sparse
 from ronde.ml.row_arguments import as_rows, check_in_memory
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
-__all__ = ["MOST_LABELS", "keeps_labels", "point_data", "rows_in_pieces"]
+__all__ = ["MOST_LABELS", "accepted_formats", "is_here", "keeps_labels", "point_data", "rows_in_pieces"]
 
 PIECE = 65536  # rows of a source that are in memory at once
 MOST_LABELS = 10**8  # of rows that the tasks read: 400 MB
@@ -35,7 +35,13 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
             f"{X!r} has rows with several parts, or on a cluster: expected an array, or `read(path)`"
         )
     if first is None or isinstance(first, NamedArrays):
-        return training_data(estimator, X, sample_weight=sample_weight, reset=reset)
+        return training_data(
+            estimator,
+            X,
+            sample_weight=sample_weight,
+            reset=reset,
+            accept_sparse=accepted_formats(estimator.metric),
+        )
     first = validate_data(estimator, first, reset=reset, dtype=FLOATS)
     rows: dict[str, Any] = {"X": X}
     if sample_weight is not None:
@@ -51,14 +57,26 @@ def keeps_labels(data: TrainingData) -> bool:
     """
     if isinstance(data.rows, LocatedRows):
         return False
-    is_here = isinstance(data.rows, dict) and isinstance(data.rows["X"], np.ndarray)
-    return is_here or data.num_rows <= MOST_LABELS
+    return (isinstance(data.rows, dict) and is_here(data.rows["X"])) or data.num_rows <= MOST_LABELS
 
 
-def rows_in_pieces(data: TrainingData) -> Iterator[NDArray[Any]]:
-    """Yield the rows: an array as a whole, those of a source piece by piece. Raises ValueError for invalid ones."""
+def accepted_formats(metric: str) -> Literal["csr", False]:
+    """Return the sparse format of rows that k-means takes with a metric; False: none."""
+    return False if metric == "haversine" else "csr"
+
+
+def is_here(X: Any) -> bool:
+    """Return whether the checked rows are in the memory of this process."""
+    return isinstance(X, np.ndarray) or is_sparse(X)
+
+
+def rows_in_pieces(data: TrainingData) -> Iterator[Any]:
+    """Yield the rows: an array or a sparse matrix as a whole, those of a source piece by piece.
+
+    Raises ValueError for invalid ones.
+    """
     X = data.rows["X"]
-    if isinstance(X, np.ndarray):
+    if is_here(X):
         yield X
         return
     for begin in range(0, data.num_rows, PIECE):

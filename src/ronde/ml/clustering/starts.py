@@ -18,6 +18,7 @@ from ronde.comqueue import IterationStep
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
 from ronde.ml.clustering.chosen_rows import ChosenRows, Keys, all_rows, choose_rows, random_keys
+from ronde.ml.clustering.points import Points, as_centers, distinct_points
 
 __all__ = ["best_candidates", "draw_centers"]
 
@@ -35,7 +36,7 @@ def draw_centers(c: IterationStep, reader: PointReader, count: int, init: str, s
     """
     if init == "random":
         drawn = choose_rows(c, all_rows(c, reader), count, random_keys(seed))
-        return np.resize(drawn.points, (count, drawn.points.shape[1]))
+        return np.resize(drawn.as_centers(), (count, drawn.points.shape[1]))
     if init == "k-means++" and c.num_rows > FEW_ROWS:
         return _drawn_one_by_one(c, reader, count, seed)
     points, weights = _candidates(c, reader, count, seed)
@@ -45,13 +46,13 @@ def draw_centers(c: IterationStep, reader: PointReader, count: int, init: str, s
     return centers
 
 
-def best_candidates(points: Array, weights: Array, count: int, seed: list[int]) -> Array:
+def best_candidates(points: Points, weights: Array, count: int, seed: list[int]) -> Array:
     """Return centers among candidates, by k-means++. Equal candidates count as one, and their order has no effect."""
-    distinct, inverse = np.unique(points, axis=0, return_inverse=True)
-    weights = np.bincount(inverse.reshape(-1), weights)
+    distinct, places = distinct_points(points)
+    weights = np.bincount(places, weights)
     distinct, weights = distinct[weights > 0], weights[weights > 0]
-    if len(distinct) <= count:
-        return np.resize(distinct, (count, points.shape[1]))
+    if len(weights) <= count:
+        return np.resize(as_centers(distinct), (count, points.shape[1]))
     # Here, because only one task needs it, and it takes long to import.
     from sklearn.cluster import kmeans_plusplus
 
@@ -60,17 +61,17 @@ def best_candidates(points: Array, weights: Array, count: int, seed: list[int]) 
     return np.ascontiguousarray(centers)
 
 
-def _candidates(c: IterationStep, reader: PointReader, count: int, seed: list[int]) -> tuple[Array, Array]:
+def _candidates(c: IterationStep, reader: PointReader, count: int, seed: list[int]) -> tuple[Points, Array]:
     """Return the candidates and their weights."""
     if c.num_rows <= FEW_ROWS:
         rows = choose_rows(
-            c, all_rows(c, reader), FEW_ROWS, lambda points, weights, block_no: np.zeros(len(points))
+            c, all_rows(c, reader), FEW_ROWS, lambda points, weights, block_no: np.zeros(len(weights))
         )
         return rows.points, rows.weights
-    candidates = choose_rows(c, all_rows(c, reader), 1, random_keys([*seed, 0])).points
+    candidates = choose_rows(c, all_rows(c, reader), 1, random_keys([*seed, 0])).as_centers()
     for number in range(1, PASSES + 1):
         drawn = _draw_far_rows(c, reader, CANDIDATES_FOR_A_CENTER * count, candidates, [*seed, number])
-        candidates = np.concatenate([candidates, drawn.points])
+        candidates = np.concatenate([candidates, drawn.as_centers()])
 
     def weigh(block: Any) -> Array:
         points, weights = reader.of_block(block)
@@ -86,7 +87,7 @@ def _draw_far_rows(
     """Draw rows with probabilities in proportion to weight x squared distance to the nearest candidate."""
     by_weight: Keys = random_keys(seed)
 
-    def keys(points: Array, weights: Array, block_no: int) -> Array:
+    def keys(points: Points, weights: Array, block_no: int) -> Array:
         distances = find_nearest(points, candidates).squared_distances
         return by_weight(points, weights * distances, block_no)
 
@@ -95,16 +96,16 @@ def _draw_far_rows(
 
 def _drawn_one_by_one(c: IterationStep, reader: PointReader, count: int, seed: list[int]) -> Array:
     """Draw each center with probabilities in proportion to weight x squared distance to the nearest one before it."""
-    centers = choose_rows(c, all_rows(c, reader), 1, random_keys([*seed, 0])).points
+    centers = choose_rows(c, all_rows(c, reader), 1, random_keys([*seed, 0])).as_centers()
     nearest: dict[int, Array] = {}  # by block: the squared distances to the nearest center
 
-    def keys(points: Array, weights: Array, block_no: int) -> Array:
+    def keys(points: Points, weights: Array, block_no: int) -> Array:
         distances = find_nearest(points, centers[-1:]).squared_distances
         nearest[block_no] = np.minimum(distances, nearest.get(block_no, distances))
         return random_keys([*seed, len(centers)])(points, weights * nearest[block_no], block_no)
 
     while len(centers) < count:
-        drawn = choose_rows(c, all_rows(c, reader), 1, keys).points
+        drawn = choose_rows(c, all_rows(c, reader), 1, keys).as_centers()
         if not len(drawn):  # each row is a center
             return np.resize(centers, (count, centers.shape[1]))
         centers = np.concatenate([centers, drawn])

@@ -1,0 +1,114 @@
+"""k-means of sparse rows: the same clusters as of dense ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn import cluster as sklearn_cluster
+
+from ronde.ml import KMeans, MiniBatchKMeans
+from ronde.ml.clustering import starts
+from ronde.ml.clustering.points import distinct_points
+
+Array = NDArray[Any]
+
+
+def sparse_rows(rows: int = 3000, dtype: str = "f8") -> Any:
+    """Rows as of texts: each group has words of its own, and all share some."""
+    random = np.random.default_rng(0)
+    groups = random.integers(5, size=rows)
+    counts = random.poisson(0.05, size=(rows, 60)) + np.where(
+        np.arange(60) // 10 == groups[:, None], random.poisson(1.0, size=(rows, 60)), 0
+    )
+    return sparse.csr_array(counts.astype(dtype))
+
+
+@pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csr_array, sparse.coo_array])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f8", 1e-9), ("f4", 1e-4)])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_equals_scikit_learns_from_the_same_start(
+    make: Any, dtype: str, tolerance: float, is_weighted: bool
+) -> None:
+    X = make(sparse_rows(dtype=dtype))
+    start = sparse_rows(dtype=dtype)[:7].toarray()
+    weights = np.random.default_rng(1).uniform(size=X.shape[0]) if is_weighted else None
+    model = KMeans(7, init=start, tol=0, on="threads:2").fit(X, sample_weight=weights)
+    other = sklearn_cluster.KMeans(7, init=start, n_init=1, tol=0).fit(X, sample_weight=weights)
+    np.testing.assert_allclose(model.cluster_centers_, other.cluster_centers_, rtol=0, atol=tolerance)
+    assert model.cluster_centers_.dtype == X.dtype
+    assert model.n_iter_ == other.n_iter_
+    assert model.labels_.tolist() == other.labels_.tolist() == model.predict(X).tolist()
+    assert model.inertia_ == pytest.approx(other.inertia_, rel=tolerance)
+    assert model.score(X, sample_weight=weights) == pytest.approx(-model.inertia_)
+    np.testing.assert_allclose(model.transform(X), other.transform(X), atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("init", ["k-means||", "k-means++", "random"])
+@pytest.mark.parametrize("few_rows", [100, 8192])
+def test_the_number_of_tasks_does_not_matter(
+    init: str, few_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "FEW_ROWS", few_rows)
+    X = sparse_rows()
+    models = [
+        KMeans(5, init=init, n_init=5, random_state=3, on=f"threads:{tasks}").fit(X) for tasks in (1, 2, 3, 4)
+    ]
+    assert len({(model.cluster_centers_.tobytes(), model.inertia_, model.n_iter_) for model in models}) == 1
+    assert models[0].inertia_ <= 1.1 * sklearn_cluster.KMeans(5, n_init=10, random_state=0).fit(X).inertia_
+
+
+def test_cosine_clusters_directions() -> None:
+    X = sparse_rows()
+    X = X[X.sum(axis=1) > 0]
+    start = X[:5].toarray()
+    found, expected = (KMeans(5, metric="cosine", init=start, tol=0).fit(rows) for rows in (X, X.toarray()))
+    np.testing.assert_allclose(found.cluster_centers_, expected.cluster_centers_, atol=1e-9)
+    assert found.labels_.tolist() == expected.labels_.tolist()
+    with pytest.raises(ValueError, match="row 1 of these 2 consists of zeros"):
+        KMeans(1, metric="cosine").fit(sparse.csr_array([[1.0, 0.0], [0.0, 0.0]]))
+
+
+def test_places_on_the_globe_are_never_sparse() -> None:
+    with pytest.raises(TypeError, match="Sparse data was passed"):
+        KMeans(2, metric="haversine").fit(sparse.csr_array(np.eye(2)))
+
+
+def test_empty_clusters_get_the_farthest_rows() -> None:
+    X = sparse.csr_array([[0.0, 1.0], [0.0, 1.1], [0.0, 1.2], [30.0, 0.0]])
+    model = KMeans(2, init=np.array([[0.0, 1.0], [-900.0, 0.0]]), on="threads:2").fit(X)
+    assert model.labels_.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
+def test_a_row_that_is_a_center_does_not_become_another_one() -> None:
+    """Its squared distance is a difference of large numbers, of which rounding must not leave something."""
+    row = np.random.default_rng(0).normal(scale=1e6, size=(1, 50))
+    model = KMeans(2, init=np.concatenate([row, row + 1e9])).fit(sparse.csr_array(np.repeat(row, 10, axis=0)))
+    assert model.inertia_ == 0
+    assert set(model.labels_) == {0}
+
+
+def test_batches() -> None:
+    X = sparse_rows()
+    model = MiniBatchKMeans(5, random_state=0, batch_size=256, on="threads:2").fit(X)
+    assert model.inertia_ <= 1.2 * sklearn_cluster.KMeans(5, n_init=10, random_state=0).fit(X).inertia_
+    found, expected = (MiniBatchKMeans(5, init=X[:5].toarray()) for _ in range(2))
+    for begin in range(0, 3000, 500):
+        found.partial_fit(X[begin : begin + 500])
+        expected.partial_fit(X[begin : begin + 500].toarray())
+    np.testing.assert_allclose(found.cluster_centers_, expected.cluster_centers_, atol=1e-9)
+
+
+def test_equal_points_count_as_one() -> None:
+    rows = sparse.csr_array(np.array([[0, 2, 0], [1, 0, 0], [0, 2, 0], [0, 0, 0], [1, 0, 0.0]]))
+    explicit = sparse.csr_array((np.array([2.0, 0.0]), np.array([1, 2]), np.array([0, 2])), (1, 3))
+    distinct, places = distinct_points(sparse.vstack([rows, explicit], "csr"))
+    assert distinct.shape == (3, 3)
+    np.testing.assert_array_equal(distinct.toarray()[places], [*rows.toarray(), [0, 2, 0]])
