@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.errors import UsageError
+
 __all__ = [
     "HingeLoss",
     "LogisticLoss",
@@ -52,6 +54,18 @@ class Loss(ABC):
             Nothing.
         """
 
+    def check_targets(self, y: Array) -> None:
+        """Check that the loss is defined for these targets. An optimizer asks once, before its first step.
+
+        Args:
+            y: As of `values_and_slopes`.
+
+        Raises:
+            UsageError: It is not. The error says which targets are valid.
+        """
+        if y.dtype.kind not in "biuf":
+            raise UsageError(f"y has the dtype {y.dtype}: {type(self).__name__} expects numbers")
+
     def values(self, y: Array, scores: Array) -> Array:
         """Return the loss of each row.
 
@@ -80,6 +94,18 @@ class Loss(ABC):
         )
 
 
+class TwoClassLoss(Loss):
+    """A loss whose targets are -1 and 1."""
+
+    def check_targets(self, y: Array) -> None:
+        super().check_targets(y)
+        if (other := np.flatnonzero(np.abs(y) != 1)).size:
+            raise UsageError(
+                f"the target {y.flat[other[0]]} is invalid: {type(self).__name__} expects y to be -1 or 1; convert 0 "
+                "and 1 by 2 * y - 1"
+            )
+
+
 class SquaredLoss(Loss):
     """Half the squared distance of score and target, summed over the outputs if there are several."""
 
@@ -92,7 +118,7 @@ class SquaredLoss(Loss):
         return direction
 
 
-class LogisticLoss(Loss):
+class LogisticLoss(TwoClassLoss):
     """log(1 + exp(-y s)): minus the log-likelihood of the probability 1 / (1 + exp(-s)) of class 1; y is -1 or 1."""
 
     def values_and_slopes(self, y: Array, scores: Array) -> tuple[Array, Array]:
@@ -119,6 +145,15 @@ class MultinomialLoss(Loss):
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
 
+    def check_targets(self, y: Array) -> None:
+        super().check_targets(y)
+        is_class = (y >= 0) & (y < self.num_classes) & (y == np.floor(y))
+        if (other := np.flatnonzero(~is_class)).size:
+            raise UsageError(
+                f"the target {y.flat[other[0]]} is invalid: MultinomialLoss({self.num_classes}) expects y to be the "
+                f"number of a class, 0 to {self.num_classes - 1}"
+            )
+
     def values_and_slopes(self, y: Array, scores: Array) -> tuple[Array, Array]:
         probabilities, logs_of_sums = _softmax(scores)
         rows, classes = np.arange(len(y)), y.astype(np.intp, copy=False)
@@ -133,7 +168,7 @@ class MultinomialLoss(Loss):
         return product
 
 
-class HingeLoss(Loss):
+class HingeLoss(TwoClassLoss):
     """max(0, 1 - y s): that of a support vector machine; y is -1 or 1. It has a kink: minimize it with `SGD`."""
 
     def values_and_slopes(self, y: Array, scores: Array) -> tuple[Array, Array]:
@@ -141,7 +176,7 @@ class HingeLoss(Loss):
         return np.maximum(missing, 0), np.where(missing > 0, -y, 0.0)
 
 
-class SquaredHingeLoss(Loss):
+class SquaredHingeLoss(TwoClassLoss):
     """max(0, 1 - y s)^2: that of a support vector machine without a kink; y is -1 or 1."""
 
     def values_and_slopes(self, y: Array, scores: Array) -> tuple[Array, Array]:
@@ -152,7 +187,7 @@ class SquaredHingeLoss(Loss):
         return np.where(y * scores < 1, 2 * direction, 0.0)
 
 
-class PerceptronLoss(Loss):
+class PerceptronLoss(TwoClassLoss):
     """max(0, -y s): rows on the right side of the boundary cost nothing; y is -1 or 1. Minimize it with `SGD`."""
 
     def values_and_slopes(self, y: Array, scores: Array) -> tuple[Array, Array]:

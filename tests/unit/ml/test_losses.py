@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ronde.errors import RemoteError, UsageError
 from ronde.ml.losses import (
     HingeLoss,
     LogisticLoss,
@@ -18,7 +19,7 @@ from ronde.ml.losses import (
     SquaredHingeLoss,
     SquaredLoss,
 )
-from ronde.ml.optimizers import LinearObjective
+from ronde.ml.optimizers import LBFGS, LinearObjective
 
 Array = NDArray[Any]
 LOSSES = [
@@ -105,3 +106,31 @@ def test_the_hessian_of_linear_predictions_gives_the_products_of_the_method(
     assert np.allclose(hessian @ direction.ravel(), product.ravel())
     ends = [objective.loss_and_gradient(block, w + step * direction)[1] for step in (TINY, -TINY)]
     assert np.allclose((ends[0] - ends[1]) / (2 * TINY), product, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [LogisticLoss(), HingeLoss(), SquaredHingeLoss(), PerceptronLoss()])
+def test_classes_that_are_not_minus_one_and_one_are_an_error(loss: Loss) -> None:
+    """With 0 in place of -1 the loss of half of the rows would be constant, and the result silently wrong."""
+    loss.check_targets(np.array([-1, 1.0]))
+    with pytest.raises(
+        UsageError, match=rf"the target 0 is invalid: {type(loss).__name__} expects y to be -1 or 1"
+    ):
+        loss.check_targets(np.array([1, 0]))
+
+
+@pytest.mark.parametrize("y", [[0, 3], [-1, 0], [0.5, 1]])
+def test_numbers_that_are_no_class_are_an_error(y: list[float]) -> None:
+    MultinomialLoss(3).check_targets(np.array([0, 1, 2.0]))
+    with pytest.raises(UsageError, match="expects y to be the number of a class, 0 to 2"):
+        MultinomialLoss(3).check_targets(np.array(y))
+
+
+def test_an_optimizer_checks_the_targets_of_all_tasks() -> None:
+    rows = {"X": np.ones((100, 1)), "y": np.r_[np.ones(99), 0]}
+    with pytest.raises(RemoteError, match=r"the target 0\.0 is invalid"):
+        LBFGS().minimize(LinearObjective(LogisticLoss()), rows, np.zeros(2), on="threads:2")
+
+
+def test_targets_are_numbers() -> None:
+    with pytest.raises(UsageError, match="y has the dtype <U3: SquaredLoss expects numbers"):
+        SquaredLoss().check_targets(np.array(["yes"]))

@@ -60,6 +60,7 @@ class LinearObjective(Objective):
         return totals
 
     def total_weight(self, block: Any) -> float:
+        self.loss.check_targets(np.asarray(block.y))
         weights = getattr(block, "sample_weight", None)
         return float(block.X.shape[0] if weights is None else np.sum(weights, dtype=np.float64))
 
