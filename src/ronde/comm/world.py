@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import time
+from contextlib import suppress
 
 from ronde import settings
 from ronde.comm import logs
@@ -167,7 +168,8 @@ def _end() -> None:
     """Leave the world when the process ends, and close what a next `init` would need."""
     shutdown()
     if _process.pid == os.getpid() and _process.meeting is not None:
-        _process.meeting.close()
+        with suppress(OSError):  # a program may have closed all descriptors
+            _process.meeting.close()
 
 
 atexit.register(_end)
