@@ -455,7 +455,8 @@ def least_traffic(operation: str, shape: JobShape, nbytes: int) -> Traffic:
     Each host can first combine what its own ranks have, and distribute what it gets among them. So a sum needs one
     array from each host, and a copy one array for each host. An all-reduce is a reduce-scatter and an all-gather of the
     hosts' sums. Patarasuk, Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", JPDC 69(2),
-    2009, section 2. Within a host, each input is read once and each result written once.
+    2009, section 2. Within a host, each input is read once and each result written once. The result of a reduction may
+    replace an input.
     """
     hosts, ranks = shape.hosts, shape.ranks_per_host
     others = hosts - 1
@@ -467,7 +468,7 @@ def least_traffic(operation: str, shape: JobShape, nbytes: int) -> Traffic:
         ),
         "allgather": (others * nbytes, others * nbytes // hosts, COPY * nbytes * ranks),
         "broadcast": (others * nbytes, nbytes if others else 0, COPY * nbytes * (ranks - 1)),
-        "reduce": (others * nbytes, nbytes if others else 0, READ * nbytes * ranks + WRITE * nbytes),
+        "reduce": (others * nbytes, nbytes if others else 0, READ * nbytes * ranks + REWRITE * nbytes),
         "gather": (others * nbytes // hosts, others * nbytes // hosts, COPY * local_root),
         "scatter": (others * nbytes // hosts, others * nbytes // hosts, COPY * local_root),
         "alltoall": (
