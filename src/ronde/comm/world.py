@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 
 from ronde import settings
@@ -46,6 +47,9 @@ class _JobProcess:
         self.meeting: Meeting | None = None
         self.point: MeetingPoint | None = None
         self.generation = 0
+        self.joins: Counter[int] = (
+            Counter()
+        )  # by size: the worlds of the launcher that this process has joined
 
 
 _process = _JobProcess()
@@ -87,10 +91,12 @@ def init(
             0, 1, lambda mine: [mine], "world", deadline_ns
         )
     else:
-        is_launchers = (wish.rank, wish.size, wish.store) == (None, None, None)
-        if is_launchers:
+        waiting = ""
+        if (wish.rank, wish.size, wish.store) == (None, None, None):
+            waiting = waiting_key(identity.size, _process.joins[identity.size])
             uncaught.announce_joining(identity.size)
-        _process.world = _join(identity, identity.meeting, wanted, deadline_ns, is_launchers)
+            _process.joins[identity.size] += 1
+        _process.world = _join(identity, identity.meeting, wanted, deadline_ns, waiting)
 
 
 def shutdown() -> None:
@@ -141,11 +147,11 @@ def _forget_if_forked() -> None:
 
 
 def _join(
-    identity: Identity, point: MeetingPoint, wanted: Settings, deadline_ns: int, is_launchers: bool
+    identity: Identity, point: MeetingPoint, wanted: Settings, deadline_ns: int, waiting: str
 ) -> Communicator:
     """Return the world. `deadline_ns` is that of all steps, from the store to shared memory.
 
-    `is_launchers`: it is the world of all workers, so agents may look whether somebody waits for it.
+    `waiting`: the key that tells agents which rank waits for the others; "" in a world that the program describes.
     """
     if _process.meeting is None or _process.point != point:
         if _process.meeting is not None:
@@ -155,7 +161,6 @@ def _join(
     meeting = _process.meeting
     purpose = world_name(_process.generation)
     left_ns = deadline_ns - time.monotonic_ns()
-    waiting = waiting_key(purpose) if is_launchers else ""
     exchange = exchange_through(
         meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.last_refusal, waiting
     )

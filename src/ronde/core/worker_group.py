@@ -191,7 +191,7 @@ class Worker:
         if self.missed_by:
             calling = "calling ronde.init() again" if self.joins else "calling ronde.init()"
             waiting = f"{name_ranks(self.missed_by)} wait{'s' if len(self.missed_by) == 1 else ''}"
-            return f"{who} ended with exit code 0 {took} without {calling}, where {waiting} for it"
+            return f"{who}, for which {waiting}, ended with exit code 0 {took} without {calling}"
         if self.returncode is None:
             return f"{who} still runs"
         if self.returncode >= 0:

@@ -51,9 +51,12 @@ def world_name(generation: int) -> str:
     return f"world {generation}"
 
 
-def waiting_key(name: str) -> str:
-    """Return the key under which one of the ranks that wait for others has written its number, until all have come."""
-    return f"{name}/waiting"
+def waiting_key(size: int, joins: int) -> str:
+    """Return the key under which a rank that waits in `ronde.init` has written its number, until all ranks have come.
+
+    `size`: the number of ranks for which it waits. `joins`: how often it has joined so many ranks before.
+    """
+    return f"waiting/{size}/{joins}"
 
 
 def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:

@@ -145,7 +145,7 @@ def test_a_worker_has_failed_that_ends_and_never_joins_the_others(ends_first: bo
     story.at(5, Exited(0, -SIGTERM))
     assert story.at(5, Exited(2, -SIGTERM)) == ["finish 1 because of 1"]
     assert story.reason == (
-        "rank 1 (pid 101) ended with exit code 0 after 1.0 s without calling ronde.init(), where rank 0 waits for it"
+        "rank 1 (pid 101), for which rank 0 waits, ended with exit code 0 after 1.0 s without calling ronde.init()"
     )
 
 
@@ -157,7 +157,8 @@ def test_a_worker_may_end_as_soon_as_it_has_joined_the_others() -> None:
     assert story.at(2, Exited(1, 0)) == []
     assert story.at(3, WorkerJoins(0)) == ["timer at 6"], "a second time it waits in vain"
     story.at(4, Exited(0, 1))
-    assert "without calling ronde.init() again, where rank 0 waits for it" in story.reason
+    assert "for which rank 0 waits, ended with exit code 0" in story.reason
+    assert "without calling ronde.init() again" in story.reason
 
 
 def test_a_worker_has_failed_for_which_a_rank_of_another_node_waits() -> None:
@@ -170,7 +171,7 @@ def test_a_worker_has_failed_for_which_a_rank_of_another_node_waits() -> None:
     assert story.group.absent == Absent(0, 0), "others would wait for it first"
     assert story.at(3, WorkerMissed(0, 7)) == ["finish 1 because of 0"]
     assert story.reason == (
-        "rank 0 (pid 100) ended with exit code 0 after 2.0 s without calling ronde.init(), where rank 7 waits for it"
+        "rank 0 (pid 100), for which rank 7 waits, ended with exit code 0 after 2.0 s without calling ronde.init()"
     )
     assert story.group.absent is None
     assert story.at(4, WorkerMissed(0, 7)) == []

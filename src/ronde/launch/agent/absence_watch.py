@@ -2,8 +2,10 @@
 
 Workers announce to the agent of their node that they begin to join (`process/uncaught`). Those of other nodes do not,
 but the first thing that a rank writes into the store of the round is its number, under a key that exists until all
-ranks have come (`net/meeting`). A thread waits for that key. It connects `DELAY_NS` after the end of the worker, so
-that it has nothing to do in a round whose workers all end together.
+ranks have come (`net/meeting`). A thread waits for that key. It connects only `DELAY_NS` after the end of the worker,
+so a round whose workers all end together needs no connection.
+
+The key names the size of the world: a program may make a smaller one, in which this worker has no part.
 """
 
 from __future__ import annotations
@@ -38,14 +40,17 @@ class AbsenceWatch:
         self._loop = loop
         self._key = key
         self._missed = missed
-        self._address, self._absent = "", Absent(0, 0)
+        self._address, self._size, self._absent = "", 0, Absent(0, 0)
         self._wait: _Wait | None = None
 
-    def watch_round(self, store: str, absent: Absent | None) -> None:
-        """Watch this worker, instead of an earlier one; `store`: where the ranks of the round meet."""
+    def watch_round(self, store: str, size: int, absent: Absent | None) -> None:
+        """Watch this worker, instead of an earlier one.
+
+        `store`: where the ranks of the round meet. `size`: how many ranks there are.
+        """
         self.stop()
         if absent:
-            self._address, self._absent = store, absent
+            self._address, self._size, self._absent = store, size, absent
             self._loop.set_timer(self, time.monotonic_ns() + DELAY_NS, self._begin)
 
     def stop(self) -> None:
@@ -59,7 +64,13 @@ class AbsenceWatch:
     close = stop
 
     def _begin(self) -> None:
-        self._wait = _Wait(self._address, self._key, self._absent)
+        try:
+            self._wait = _Wait(self._address, self._key, self._size, self._absent.joins)
+        except (
+            OSError,
+            RuntimeError,
+        ):  # no descriptor or thread is left; the waiting rank gives up by its own limit
+            return
         self._loop.watch(self._wait.fileno(), Order.NODES, self._read)
 
     def _read(self) -> None:
@@ -70,18 +81,22 @@ class AbsenceWatch:
 
 
 class _Wait:
-    """A thread that waits until a rank waits for others, in the world that `absent` would join next."""
+    """A thread that waits until a rank waits for others, in the world of `size` ranks that follows on `joins` ones."""
 
-    def __init__(self, address: str, key: JobKey, absent: Absent) -> None:
+    def __init__(self, address: str, key: JobKey, size: int, joins: int) -> None:
         from ronde.net.event_queue import EventQueue  # only where a worker has ended early
 
         self._found: EventQueue[int] = EventQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._store: Store | None = None
-        threading.Thread(
-            target=self._run, args=(address, key, absent), daemon=True, name="ronde-absence"
-        ).start()
+        try:
+            threading.Thread(
+                target=self._run, args=(address, key, size, joins), daemon=True, name="ronde-absence"
+            ).start()
+        except RuntimeError:
+            self._found.close()
+            raise
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when a rank waits."""
@@ -99,9 +114,9 @@ class _Wait:
             store.close()
         self._found.close()
 
-    def _run(self, address: str, key: JobKey, absent: Absent) -> None:
+    def _run(self, address: str, key: JobKey, size: int, joins: int) -> None:
         from ronde.errors import RondeError
-        from ronde.net.meeting import waiting_key, world_name
+        from ronde.net.meeting import waiting_key
         from ronde.net.stores.tcp import StoreClient
 
         try:
@@ -111,7 +126,7 @@ class _Wait:
                     if self._closed:
                         return
                     self._store = store
-                self._found.put(int(store.get(waiting_key(world_name(absent.joins)), FOREVER_NS)))
+                self._found.put(int(store.get(waiting_key(size, joins), FOREVER_NS)))
             finally:
                 store.close()
         except (RondeError, ValueError):

@@ -290,8 +290,8 @@ class _Shell:
                 self._supervisor.note_announcement(announcement)
 
     def _note_absent(self, absent: Absent | None) -> None:
-        if self._round and len(self._round.nodes) > 1:
-            self._absence.watch_round(self._round.nodes[0].store, absent)
+        if self._round and len(nodes := self._round.nodes) > 1:
+            self._absence.watch_round(nodes[0].store, sum(node.slots for node in nodes), absent)
 
     def _note_missed(self, rank: int, by: int) -> None:
         if self._supervisor:
