@@ -265,8 +265,9 @@ class Settings:
     doubling_bytes: int | None = _setting(
         "RONDE_DOUBLING_BYTES",
         None,
-        "Largest all-reduce that `auto` does by `doubling` between hosts; a quarter of it between 3, 5, 6, 7 or 9 to "
-        "15 hosts, twice as much between 64, three times between 96, and so on. None: 64 KiB.",
+        "Largest all-reduce that `auto` does by `doubling` between hosts. With 3, 5, 6, 7 or 9 to 15 hosts the limit "
+        "is a quarter of this value; with 64 to 95 hosts it is twice this value, with 96 to 127 three times, and so "
+        "on. None: 64 KiB.",
         bytes_up_to("2GiB"),
     )
     ring_bytes: int | None = _setting(

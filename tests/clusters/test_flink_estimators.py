@@ -116,7 +116,7 @@ def test_a_lost_task_ends_a_fit(table: Any) -> None:
     finally:
         thread.join()
     assert caught.value.has_lost_task
-    assert "A task was lost, and there are no checkpoints" in caught.value.__notes__[0]
+    assert "A task was lost, and the run has saved no checkpoints" in caught.value.__notes__[0]
     wait_until_agents_have_ended()
 
 

@@ -110,8 +110,9 @@ def exchange_through(
     rank, and not one for each pair of ranks.
 
     `last_refusal` returns a phrase for errors about the last connection that the store refused, or "". `waiting`: a key
-    under which each rank writes its number with the first exchange, for agents whose workers have ended. The time
-    counts from now on, for all exchanges together. They raise TimeoutError that names the missing ranks.
+    under which each rank writes its number in the first exchange ("": none). An agent whose worker has ended reads
+    there that a rank still waits. The time counts from now on, for all exchanges together. They raise TimeoutError that
+    names the missing ranks.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
     rounds = 0

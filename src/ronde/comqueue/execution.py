@@ -48,8 +48,9 @@ THREADS_OF_A_PROCESS = "OMP_NUM_THREADS"
 IMPORTS = (__name__, "multiprocessing.spawn", "cloudpickle")
 
 NO_CHECKPOINTS = (
-    "A task was lost, and there are no checkpoints from which all tasks could continue: start again from the first "
-    "step, or pass checkpoint_every to iterate, or call set_checkpoint of a queue (fits of ronde.ml save none)."
+    "A task was lost, and the run has saved no checkpoints: run it again from the first step. To continue after a "
+    "loss, pass checkpoint_every to iterate, or call set_checkpoint on the queue (fits of ronde.ml save no "
+    "checkpoints)."
 )
 
 _turns: WeakKeyDictionary[Cluster, threading.Lock] = WeakKeyDictionary()

@@ -3,9 +3,9 @@ ranks wait for each other. Pure.
 
 A size in bytes is that of the array of a rank; in an all-gather and a gather, that of all ranks' arrays together.
 Memory counts whole cache lines that move, as if each rank had a core with an endless cache. A line of an array counts
-one when it is read and one when it returns to memory after the call, so a copy counts three bytes for each byte. The
-memory that ranks share stays in caches: a line there counts one when it moves to another core, and one when a core
-makes others drop it. `cpp/tests/traffic` counts all this in the real algorithms; the model agrees within 3 % where the
+one when it is read and one when it returns to memory after the call, so a copy counts three bytes for each byte. Shared
+memory stays in caches: a line of it counts one when it moves to another core, and one when a core invalidates the
+copies of other cores. `cpp/tests/traffic` counts all this in the real algorithms; the model agrees within 3 % where the
 parts of the ranks have at least a line each. `core/cost_model` converts counts to seconds.
 """
 

@@ -156,7 +156,7 @@ class SetGroupTimer:
 class Finish:
     """The run is over; the report shows the last output of `failed_rank`.
 
-    If `WorkerMissed` follows one of exit code 0, there is another one.
+    After a `Finish` with exit code 0, a `WorkerMissed` may cause a second one, with the failure.
     """
 
     exit_code: int

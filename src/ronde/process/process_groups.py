@@ -36,9 +36,8 @@ __all__ = [
 
 def _starter() -> tuple[str, ...]:
     """Return the command that starts a worker; a slower one in Python where start_worker was not built."""
-    for (
-        folder
-    ) in ronde.process.__path__:  # an editable install has one with what was built, and one with the sources
+    # An editable install has two folders: one with the built programs, one with the sources.
+    for folder in ronde.process.__path__:
         program = os.path.join(folder, "start_worker")
         if os.access(program, os.X_OK):
             return (program,)

@@ -98,7 +98,7 @@ class SlotEvents(Protocol):
         Args:
             reason: Why, in one line, such as "the Spark job was cancelled in the UI".
             is_loss: Whether the platform ended the other tasks because it lost one, for example with its machine, so
-                that another request may succeed (False: somebody or something ended them on purpose).
+                that another request may succeed (False: a user or the platform ended them on purpose).
 
         Raises:
             Nothing.

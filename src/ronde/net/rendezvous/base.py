@@ -13,10 +13,11 @@ class Rendezvous(Protocol):
     """One node's part in the rendezvous of its job.
 
     All methods return at once, and answer by events; call them from one thread. Call `join` first; after `RoundBegan`,
-    `fail` or `succeed`, once at most; after `RoundEnded` or `Ejected`, `join` again; `close` last. While workers run,
-    `RoundEnded`, `Ejected`, `JobClosed` or `RendezvousBroken` may arrive at any time: end the workers then.
-    `JobClosed`, `RendezvousBroken` and `AllSucceeded` are last events, except that an `Ejected` after
-    `RendezvousBroken` asks to kill workers that are still ending.
+    `fail` or `succeed`, each once at most, where `fail` may follow `succeed` and takes it back while the round lasts;
+    after `RoundEnded` or `Ejected`, `join` again; `close` last. While workers run, `RoundEnded`, `Ejected`, `JobClosed`
+    or `RendezvousBroken` may arrive at any time: end the workers then. `JobClosed`, `RendezvousBroken` and
+    `AllSucceeded` are last events, except that an `Ejected` after `RendezvousBroken` asks to kill workers that are
+    still ending.
 
     No method raises an error: what goes wrong arrives as an event, `RendezvousBroken` if this node cannot take part any
     more.
