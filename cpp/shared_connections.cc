@@ -97,9 +97,7 @@ void SharedConnections::join(uint64_t communicator, Member& member) {
   const BlockSignals block;
   thread_ = std::make_unique<std::thread>([this, ending = ending_] {
     run(*ending);
-    std::lock_guard ended(ending->mutex);
-    ending->has_ended = true;
-    ending->changed.notify_all();
+    ending->end();
   });
 }
 
@@ -114,17 +112,7 @@ void SharedConnections::leave(uint64_t communicator) {
 }
 
 void SharedConnections::stop() {
-  if (thread_) {
-    ending_->is_wanted.store(true);
-    bool ends = wake_thread();
-    if (!ends) {
-      // The program has closed all descriptors, and nothing else ends poll(2). The thread then only reads `Ending`.
-      std::unique_lock ending(ending_->mutex);
-      ends = ending_->changed.wait_for(ending, kClosedLimit, [this] { return ending_->has_ended; });
-    }
-    ends ? thread_->join() : thread_->detach();
-    thread_.reset();
-  }
+  if (thread_) end_thread();
   std::lock_guard lock(sending_);
   for (auto& [process, flow] : flows_) {
     for (Outgoing& outgoing : std::exchange(flow.held, {})) transmit(process, std::move(outgoing));
@@ -132,6 +120,40 @@ void SharedConnections::stop() {
   }
   flows_.clear();
   controls_.clear();
+}
+
+// If the program has closed all descriptors, nothing wakes a thread that is in poll(2). It is left there.
+void SharedConnections::end_thread() {
+  {
+    std::unique_lock lock(ending_->mutex);
+    ending_->is_wanted = true;
+    wake_thread();
+    const auto has_ended = [this] { return ending_->has_ended; };
+    if (!ending_->changed.wait_for(lock, kClosedLimit, has_ended)) {
+      ending_->changed.wait(lock, [this] { return ending_->has_ended || ending_->is_polling; });
+    }
+    if (!ending_->has_ended) thread_->detach();
+  }
+  if (thread_->joinable()) thread_->join();
+  thread_.reset();
+}
+
+bool SharedConnections::Ending::begin_poll() {
+  std::lock_guard lock(mutex);
+  is_polling = !is_wanted;
+  return is_polling;
+}
+
+bool SharedConnections::Ending::end_poll() {
+  std::lock_guard lock(mutex);
+  is_polling = false;
+  return !is_wanted;
+}
+
+void SharedConnections::Ending::end() {
+  std::lock_guard lock(mutex);
+  has_ended = true;
+  changed.notify_all();
 }
 
 void SharedConnections::abandon() {
@@ -157,10 +179,10 @@ int SharedConnections::pid_of(int process) {
   return peer.pid;
 }
 
-// Returns false if the program has closed the descriptor.
-bool SharedConnections::wake_thread() const {
+void SharedConnections::wake_thread() const {
   const uint64_t one = 1;
-  return write(wake_.get(), &one, sizeof(one)) >= 0 || errno != EBADF;
+  if (!wake_.is_open()) return;
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
 // --- Sending, with sending_ held -------------------------------------------------------------------------------------
@@ -199,11 +221,13 @@ void SharedConnections::transmit(int process, Outgoing outgoing) {
 
 void SharedConnections::flush(int process) {
   std::deque<Packet>& backlog = flows_.at(process).backlog;
+  const Descriptor& socket = controls_.at(process).socket;
+  if (!socket.is_open()) backlog.clear();
   while (!backlog.empty()) {
     // Sends message by message, so that a Unix socket never takes a part of one.
     Packet& packet = backlog.front();
     const auto rest = std::span(packet.bytes).first(wire_bytes(process)).subspan(packet.sent);
-    const ssize_t sent = send_with(controls_.at(process).socket.get(), rest, packet.attached);
+    const ssize_t sent = send_with(socket.get(), rest, packet.attached);
     if (sent > 0) {
       packet.sent += static_cast<size_t>(sent);
       if (static_cast<size_t>(sent) == rest.size()) backlog.pop_front();
@@ -243,13 +267,13 @@ void SharedConnections::run(Ending& ending) {
   }
   fds.push_back({wake_.get(), POLLIN, 0});
   while (true) {
-    const int found = poll(fds.data(), fds.size(), poll_limit_ms());
-    if (ending.is_wanted.load()) return;
-    if (found < 0) {
-      if (errno == EINTR) continue;
-      return report_poll_error(errno);
-    }
-    if ((fds.back().revents & POLLNVAL) != 0) return report_poll_error(EBADF);
+    const int limit_ms = poll_limit_ms();
+    if (!ending.begin_poll()) return;
+    const int error = poll(fds.data(), fds.size(), limit_ms) < 0 ? errno : 0;
+    if (!ending.end_poll()) return;
+    if (error == EINTR) continue;
+    if (error != 0) return report_poll_error(error);
+    if (fds.back().revents != 0 && !wake_.is_open()) return report_poll_error(EBADF);
     ring_alarm();
     if (fds.back().revents != 0) {
       uint64_t count = 0;
@@ -270,6 +294,10 @@ void SharedConnections::run(Ending& ending) {
 
 // Receives from a process. Returns false when nothing more will come from it.
 bool SharedConnections::receive_from(int process, int fd, Inbox& inbox) {
+  if (!controls_.at(process).socket.is_open()) {
+    report_end(process, end_by(EBADF));
+    return false;
+  }
   const std::span wire(inbox.bytes.data(), wire_bytes(process));
   const ssize_t got = receive_with(fd, wire.subspan(inbox.filled), inbox.attached);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;

@@ -19,7 +19,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -115,15 +114,20 @@ class SharedConnections {
     uint64_t read = 0;  // messages read, without those of kRead
   };
 
-  // What the thread shares with stop(). It outlives this object if stop() cannot wake the thread.
+  // What the thread shares with end_thread(). It outlives this object if end_thread() cannot wake the thread.
   struct Ending {
-    std::atomic<bool> is_wanted{false};
     std::mutex mutex;
     std::condition_variable changed;
-    bool has_ended = false;
+    bool is_wanted = false, is_polling = false, has_ended = false;
+
+    // The thread calls them around poll(2). It ends if one returns false, and accesses nothing else from then on.
+    bool begin_poll();
+    bool end_poll();
+    void end();
   };
 
   void stop();
+  void end_thread();
   void run(Ending& ending);
   bool receive_from(int process, int fd, Inbox& inbox);
   void handle_message(int process, std::span<const std::byte> bytes, Inbox& inbox);
@@ -131,7 +135,7 @@ class SharedConnections {
   void report_poll_error(int error);
   int poll_limit_ms() const;
   void ring_alarm();
-  bool wake_thread() const;
+  void wake_thread() const;
   size_t wire_bytes(int process) const { return sizeof(WatchMessage) + (seals_.contains(process) ? kTagBytes : 0); }
   void send_what_fits(int process);
   void transmit(int process, Outgoing outgoing);

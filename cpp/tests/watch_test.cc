@@ -2,12 +2,15 @@
 // the peer at the other end of a socket.
 #include "watch.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -285,6 +288,47 @@ void test_communicators_that_share_connections() {
   for (Watch* each : {&world, &reversed, &late}) each->send_goodbye(2);
 }
 
+// Opens files until they have taken the numbers of all closed descriptors.
+std::vector<int> take_numbers(bool are_sockets, int closed) {
+  std::vector<int> taken;
+  while (taken.empty() || taken.back() < closed) {
+    int ends[2] = {-1, -1};
+    if (are_sockets) {
+      CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+      taken.push_back(ends[0]);
+      taken.push_back(ends[1]);
+    } else {
+      taken.push_back(memfd_create("test", MFD_CLOEXEC));
+    }
+  }
+  return taken;
+}
+
+// A program closes all descriptors, and opens files that get the same numbers. The watch ends nevertheless, in a second
+// because nothing wakes its thread, and leaves the files alone.
+void test_descriptors_with_new_files(bool are_sockets) {
+  constexpr int kClosed = 100;
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const Descriptor peer(fcntl(ends[1], F_DUPFD_CLOEXEC, kClosed + 1));
+  std::map<int, Connection> controls;
+  controls.emplace(1, Descriptor(ends[0]));
+  auto connections = std::make_shared<SharedConnections>(std::move(controls));
+  auto watch = std::make_unique<Watch>(0, std::vector<std::string>{"rank 0 on a", "rank 1 on b"},
+                                       std::move(connections), 0, std::vector<int>{0, 1});
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // its thread is in poll(2)
+  for (int fd = 3; fd <= kClosed; ++fd) close(fd);
+  const std::vector<int> taken = take_numbers(are_sockets, kClosed);
+  watch->send_goodbye(0);
+  watch.reset();
+  for (const int fd : taken) {
+    char byte = 0;
+    const ssize_t got = are_sockets ? recv(fd, &byte, 1, MSG_DONTWAIT) : lseek(fd, 0, SEEK_END);
+    CHECK(are_sockets ? got == -1 && errno == EAGAIN : got == 0);
+  }
+  for (const int fd : taken) CHECK(close(fd) == 0);
+}
+
 }  // namespace
 }  // namespace ronde
 
@@ -297,5 +341,6 @@ int main() {
   ronde::test_a_death_in_the_middle_of_a_message();
   ronde::test_a_watch_that_cannot_poll();
   ronde::test_altered_messages();
+  for (const bool are_sockets : {false, true}) ronde::test_descriptors_with_new_files(are_sockets);
   return 0;
 }

@@ -346,6 +346,25 @@ def test_a_worker_may_close_all_descriptors(launcher: Launcher) -> None:
     assert (code, sorted(out.splitlines()), err) == (0, ["[0] 2", "[1] 2"], "")
 
 
+def test_a_worker_may_open_files_in_place_of_closed_descriptors(launcher: Launcher) -> None:
+    """They have the numbers of Ronde's descriptors; Ronde writes nothing into them, and ends nevertheless."""
+    code, _, err = launcher.run_script(
+        2,
+        """
+        import ronde
+        ronde.init()
+        ronde.world().barrier()
+        os.closerange(3, 4096)
+        files = [open(f"{rank}.{number}", "wb", buffering=0) for number in range(30)]
+        for each in files:
+            each.write(b"x")
+        """,
+    )
+    assert (code, err) == (0, "")
+    written = [path.read_bytes() for path in launcher.folder.glob("[01].*")]
+    assert written == [b"x"] * 60
+
+
 @pytest.mark.slow
 def test_stubborn_survivors_are_killed(launcher: Launcher) -> None:
     code, _, err = launcher.run_script(
