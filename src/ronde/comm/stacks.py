@@ -96,6 +96,7 @@ class Dump:
             return
         self.file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
         self.childrens_file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
+        self._identities = {each: _identity(each) for each in (self.file, self.childrens_file)}
         faulthandler.register(free[0], file=self.file, all_threads=True, chain=False)
         self.signal = free[0]
 
@@ -103,13 +104,23 @@ class Dump:
         """Remove the signal handler, and close the files."""
         if self.signal:
             faulthandler.unregister(self.signal)
-            for each in self.file, self.childrens_file:
-                with suppress(OSError):  # the program may have closed all descriptors
-                    os.close(each)
+            self._close(self.file)
+            self._close(self.childrens_file)
             self.signal = 0
 
     def leave_to_parent(self) -> None:
         """In a forked child: write stacks for the parent from now on (comm/child_stacks)."""
         if self.signal:
             faulthandler.register(self.signal, file=self.childrens_file, all_threads=True, chain=False)
-            os.close(self.file)
+            self._close(self.file)
+
+    def _close(self, descriptor: int) -> None:
+        """Close a file of this object. The program may have closed it, and opened a file that has its number now."""
+        with suppress(OSError):
+            if _identity(descriptor) == self._identities[descriptor]:
+                os.close(descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
