@@ -29,9 +29,10 @@ enum class Algorithm : uint8_t {
 struct SwitchOver {
   static constexpr size_t kByRanks = size_t{1} << 62;  // larger than any tensor
 
-  size_t hierarchical_bytes = 0;      // from this size on, hosts with several ranks first reduce inside the host
-  size_t doubling_bytes = 64 * 1024;  // up to this size doubling, which has the fewest steps
-  size_t ring_bytes = kByRanks;       // from this size on a ring; kByRanks: where each of many ranks has a large chunk
+  size_t hierarchical_bytes = 0;  // from this size on, hosts with several ranks first reduce inside the host
+  // Up to this size doubling, which has the fewest steps; select_across() adapts the size to the number of ranks.
+  size_t doubling_bytes = 64 * 1024;
+  size_t ring_bytes = kByRanks;  // from this size on a ring; kByRanks: where each of many ranks has a large chunk
 };
 
 // src/ronde/core/cost_model.py is where the numbers come from; a test holds this choice against it.
@@ -42,10 +43,13 @@ inline Algorithm select_across(const SwitchOver& over, size_t bytes, int size) {
   const auto ranks = static_cast<size_t>(size);
   // Doubling has two steps more if the number of ranks is no power of two; direct has fewer than that for few ranks.
   const size_t divisor = size <= kDirectRanks && !std::has_single_bit(ranks) ? 4 : 1;
-  // With very many ranks each rank's messages of direct, two to every other, take longer than more bytes.
-  const size_t factor = std::max(ranks / kManyRanks, size_t{1});
-  if (bytes <= over.doubling_bytes / divisor * factor) return Algorithm::kDoubling;
+  const size_t limit = over.doubling_bytes / divisor;
+  if (bytes <= limit) return Algorithm::kDoubling;
   const bool is_by_ranks = over.ring_bytes == SwitchOver::kByRanks;
+  // With very many ranks each rank's messages of direct, two to every other, take longer than more bytes. A size for
+  // the ring that is set remains.
+  const size_t factor = std::max(ranks / kManyRanks, size_t{1});
+  if (bytes <= limit * factor && bytes < over.ring_bytes) return Algorithm::kDoubling;
   const bool is_ring = is_by_ranks ? size > kDirectRanks && bytes >= ranks * kRingChunkBytes : bytes >= over.ring_bytes;
   return is_ring ? Algorithm::kRing : Algorithm::kDirect;
 }

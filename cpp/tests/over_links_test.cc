@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numeric>
 
+#include "algorithms/select.h"
 #include "rank_threads.h"
 #include "reduce.h"
 
@@ -382,9 +383,27 @@ void check_abort(Wire wire) {
   for (const std::string& text : texts) CHECK(text == "rank 1 called abort()");
 }
 
+// Between hosts with one rank each.
+void check_choices() {
+  constexpr size_t kKiB = 1024;
+  CHECK(select_across({}, 64 * kKiB, 8) == Algorithm::kDoubling);
+  CHECK(select_across({}, 64 * kKiB + 1, 8) == Algorithm::kDirect);
+  CHECK(select_across({}, 17 * kKiB, 6) == Algorithm::kDirect);
+  CHECK(select_across({}, 128 * kKiB, 64) == Algorithm::kDoubling);
+  CHECK(select_across({}, 128 * kKiB + 1, 64) == Algorithm::kDirect);
+  CHECK(select_across({}, 4096 * kKiB, 64) == Algorithm::kRing);
+  // A size for the ring that is set holds for many ranks, too.
+  SwitchOver over;
+  over.ring_bytes = 80 * kKiB;
+  for (const int ranks : {8, 64, 256}) CHECK(select_across(over, 80 * kKiB, ranks) == Algorithm::kRing);
+  CHECK(select_across(over, 80 * kKiB - 1, 8) == Algorithm::kDirect);
+  CHECK(select_across(over, 80 * kKiB - 1, 64) == Algorithm::kDoubling);
+}
+
 }  // namespace
 
 int main() {
+  check_choices();
   check_all(Wire::kUnix, 1);
   check_all(Wire::kTcp, 2);
   check_all(Wire::kShm, 1);
