@@ -2,8 +2,9 @@
 // into namespace ronde::RONDE_ISA, always with -ffp-contract=off, so that all versions round alike.
 //
 // The loop reads a chunk of a few vectors from every source, keeps the accumulators in registers, and stores to the
-// destinations after it has read the chunk of all sources. So there is no intermediate buffer, and a destination may be
-// any of the sources. The same code handles the remaining elements on a zero-padded vector.
+// destinations after it has read the chunk of all sources. So a destination may be any of the sources. With more than
+// kBlockSources sources it takes larger chunks, blocks(), whose accumulators lie in a buffer on the stack. The same
+// code handles the remaining elements on a zero-padded vector.
 //
 // Everything here has internal linkage and uses nothing of the standard library that could be emitted out of line: the
 // linker keeps one copy of an inline function, which could be the one that needs AVX-512.
