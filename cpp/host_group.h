@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
@@ -34,6 +35,11 @@ struct Parts {
   std::span<const size_t> sizes;
   std::span<const size_t> offsets;
 };
+
+// Copies a block to where it may be already, or to memory that overlaps it.
+inline void move_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  if (to != from && bytes > 0) std::memmove(to, from, bytes);
+}
 
 class HostGroup {
  public:

@@ -43,11 +43,6 @@ size_t end_of(const Parts& parts) {
   return end;
 }
 
-// A rank's own part needs no lane. `to` and `from` may overlap.
-void copy_own(std::byte* to, const std::byte* from, size_t bytes) {
-  if (to != from && bytes > 0) std::memmove(to, from, bytes);
-}
-
 }  // namespace
 
 void HostGroup::share(const Call& call, const void* in, void* out, const Parts& parts, int reader) {
@@ -55,7 +50,7 @@ void HostGroup::share(const Call& call, const void* in, void* out, const Parts& 
   const auto* from = static_cast<const std::byte*>(in);
   auto* to = static_cast<std::byte*>(out);
   const bool reads = reader < 0 || reader == index_;
-  if (reads) copy_own(to + parts.offsets[index_], from, parts.sizes[index_]);
+  if (reads) move_bytes(to + parts.offsets[index_], from, parts.sizes[index_]);
 
   if (largest <= kSmallBytes) {
     exchange_announcements(call, 0, nullptr, in, parts.sizes[index_]);
@@ -149,7 +144,7 @@ void HostGroup::deal(const Call& call, const void* in, const Parts& from, void* 
     const Places places = places_of(in, end_of(from));
     exchange_announcements(call, own_largest, &places, from.offsets.data(), from.offsets.size_bytes());
   }
-  if (to.sizes[index_] > 0) copy_own(target + to.offsets[index_], source + from.offsets[index_], to.sizes[index_]);
+  if (to.sizes[index_] > 0) move_bytes(target + to.offsets[index_], source + from.offsets[index_], to.sizes[index_]);
 
   size_t largest = 0;  // of the ranks whose blocks are not in their announcements
   for (int p = 0; p < size(); ++p) {

@@ -9,7 +9,6 @@
 //   all-to-all           for each rank a Split, then the rows for the other ranks; the value is the length of it all
 //   scatter, of the root the number of words, the words, then the rows for the other ranks; the value is the same
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "host_group.h"
@@ -24,10 +23,6 @@ struct Split {
   uint64_t offset;
 };
 static_assert(kMaxLocalSize * sizeof(Split) <= kSmallBytes);
-
-void move_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (to != from && bytes > 0) std::memmove(to, from, bytes);
-}
 
 }  // namespace
 
