@@ -178,6 +178,9 @@ void Communicator::guarded(const Call& call, Body&& body) {
     throw;
   } catch (const Failure& failure) {
     fail(failure);
+  } catch (const ProtocolError& error) {
+    watch_->distrust(error);
+    throw failure_.failure();
   } catch (const std::exception& error) {
     abort("failed in " + call.describe() + ": " + error.what());
     throw;
@@ -394,7 +397,7 @@ void Communicator::alltoall(const void* in, std::span<const size_t> in_sizes, vo
 bool Communicator::takes_carried(FunctionRef<void()> copy) {
   const Turn turn(*this);
   if (!is_one_host() || !host_->are_carried()) return false;
-  copy();
+  guarded(current_, [&](const Call&) { copy(); });
   return true;
 }
 
@@ -432,15 +435,20 @@ void Communicator::end_alltoall(const void* in, std::span<const size_t> in_sizes
 
 void Communicator::begin_scatter(std::vector<int64_t>& words, const void* in, std::span<const size_t> sizes, int root) {
   check_root(root);
-  if (is_one_host()) {
-    return run(with_tags(make_call(Kind::kScatter, DType::kInt64, 0, root), true),
-               [&](const Call& call) { host_->tell_words(call, words, in, sizes); });
+  if (words.size() > kScatterWords) {
+    throw UsageError("scatter takes arrays of up to " + std::to_string(kScatterWords - 1) + " axes, not " +
+                     std::to_string(words.size() - 1) + "; reshape the array first");
   }
   std::array<int64_t, 1 + kScatterWords> message{static_cast<int64_t>(words.size())};
-  std::ranges::copy(words, message.begin() + 1);
-  broadcast(message.data(), message.size(), DType::kInt64, root, Kind::kScatter, 0, true);
-  const auto length = std::clamp<int64_t>(message[0], 0, kScatterWords);  // whatever another host has sent
-  words.assign(message.begin() + 1, message.begin() + 1 + length);
+  const Call call = make_call(Kind::kScatter, DType::kInt64, is_one_host() ? 0 : message.size(), root);
+  run(with_tags(call, true), [&](const Call& call) {
+    if (is_one_host()) return host_->tell_words(call, words, in, sizes);
+    std::ranges::copy(words, message.begin() + 1);
+    Hierarchy hierarchy = this->hierarchy();
+    hierarchical_broadcast(hierarchy, call, message.data());
+    if (rank_ != root) HostGroup::check_word_count(message[0], root);
+    words.assign(message.begin() + 1, message.begin() + 1 + message[0]);
+  });
 }
 
 void Communicator::end_scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {

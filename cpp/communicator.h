@@ -105,9 +105,9 @@ class Communicator : private Waiter::Listener {
                       std::span<uint64_t> arriving);
   void end_alltoall(const void* in, std::span<const size_t> in_sizes, void* out, std::span<const size_t> out_sizes,
                     DType dtype, uint64_t shape);
-  // `words`: up to kScatterWords, in which the root describes its array; at the end on all ranks. Only the root passes
-  // `in` and `sizes`.
-  static constexpr size_t kScatterWords = 65;
+  // `words`: the type of the root's array, then the lengths of its axes; at the end on all ranks. Only the root passes
+  // them, `in` and `sizes`.
+  static constexpr size_t kScatterWords = HostGroup::kMostWords;
   void begin_scatter(std::vector<int64_t>& words, const void* in, std::span<const size_t> sizes, int root);
   void end_scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root);
   void barrier();

@@ -98,6 +98,10 @@ class HostGroup {
                    std::span<uint64_t> arriving);
   void take_splits(const void* in, const Parts& from, void* out, const Parts& to);
   // `words`: those of rank call.root, at the end on all ranks. Only the root has `in`, with sizes[p] bytes for rank p.
+  // They are a type and the lengths of at least one axis.
+  static constexpr size_t kFewestWords = 2, kMostWords = 65;
+  // Throws ProtocolError if `sender`, a rank of the communicator, has told another number of words.
+  static void check_word_count(int64_t count, int sender);
   void tell_words(const Call& call, std::vector<int64_t>& words, const void* in, std::span<const size_t> sizes);
   void take_block(int root, const void* in, std::span<const size_t> sizes, void* out);
 
@@ -110,6 +114,8 @@ class HostGroup {
                               const void* small = nullptr, size_t small_bytes = 0);
   // Where this rank writes the message of its next announcement.
   std::byte* next_message() const { return segment_.slot(index_).announcements[(announced_ + 1) & 1].small; }
+  // A part of another rank's message, whose place that rank has told. Throws ProtocolError if it lies elsewhere.
+  std::byte* part_of_message(int local, size_t offset, size_t bytes) const;
   // Copies a part of another rank's message.
   void take(std::byte* message, size_t bytes, std::byte* to) const;
   void compare_calls() const;

@@ -8,9 +8,13 @@
 //   gather, all-gather   the rank's rows; the announcement's value is their number
 //   all-to-all           for each rank a Split, then the rows for the other ranks; the value is the length of it all
 //   scatter, of the root the number of words, the words, then the rows for the other ranks; the value is the same
+//
+// What another rank has told is checked before it is used as a count or an offset.
 #include <algorithm>
 #include <numeric>
+#include <string>
 
+#include "error.h"
 #include "host_group.h"
 #include "take_over.h"
 
@@ -23,8 +27,18 @@ struct Split {
   uint64_t offset;
 };
 static_assert(kMaxLocalSize * sizeof(Split) <= kSmallBytes);
+static_assert((1 + HostGroup::kMostWords) * sizeof(int64_t) <= kSmallBytes);
 
 }  // namespace
+
+std::byte* HostGroup::part_of_message(int local, size_t offset, size_t bytes) const {
+  if (offset > kSmallBytes || bytes > kSmallBytes - offset) {
+    throw ProtocolError(ranks_[local], "a block of " + std::to_string(bytes) + " bytes at byte " +
+                                           std::to_string(offset) + " of a message, which has room for " +
+                                           std::to_string(kSmallBytes) + " bytes");
+  }
+  return announcement(local).small + offset;
+}
 
 void HostGroup::take(std::byte* message, size_t bytes, std::byte* to) const {
   move_bytes(to, message, bytes);
@@ -36,7 +50,8 @@ void HostGroup::tell_rows(const Call& call, const void* in, uint64_t rows, size_
   const size_t bytes = rows * row_bytes;
   exchange_announcements(call, rows, nullptr, in, bytes <= kSmallBytes ? bytes : 0);
   for (int p = 0; p < size(); ++p) rows_of_ranks[p] = announcement(p).value;
-  are_carried_ = *std::ranges::max_element(rows_of_ranks) * row_bytes <= kSmallBytes;
+  const uint64_t most = *std::ranges::max_element(rows_of_ranks);
+  are_carried_ = row_bytes == 0 || most <= kSmallBytes / row_bytes;
 }
 
 void HostGroup::take_rows(const void* in, void* out, const Parts& parts, int reader) {
@@ -78,8 +93,14 @@ void HostGroup::take_splits(const void* in, const Parts& from, void* out, const 
   for (int p = 0; p < size(); ++p) {
     if (p == index_) continue;
     const Split split = reinterpret_cast<const Split*>(announcement(p).small)[index_];
-    take(announcement(p).small + split.offset, to.sizes[p], target + to.offsets[p]);
+    take(part_of_message(p, split.offset, to.sizes[p]), to.sizes[p], target + to.offsets[p]);
   }
+}
+
+void HostGroup::check_word_count(int64_t count, int sender) {
+  if (count >= int64_t{kFewestWords} && count <= int64_t{kMostWords}) return;
+  throw ProtocolError(sender, "a description of an array in " + std::to_string(count) + " words instead of " +
+                                  std::to_string(kFewestWords) + " to " + std::to_string(kMostWords));
 }
 
 void HostGroup::tell_words(const Call& call, std::vector<int64_t>& words, const void* in,
@@ -101,8 +122,12 @@ void HostGroup::tell_words(const Call& call, std::vector<int64_t>& words, const 
     }
   }
   exchange_announcements(call, length);
-  const auto* const told = reinterpret_cast<const int64_t*>(announcement(root).small);
-  if (index_ != root) words.assign(told + 1, told + 1 + told[0]);
+  if (index_ != root) {
+    const auto* const told = reinterpret_cast<const int64_t*>(announcement(root).small);
+    const int64_t count = told[0];
+    check_word_count(count, ranks_[root]);
+    words.assign(told + 1, told + 1 + count);
+  }
   are_carried_ = announcement(root).value <= kSmallBytes;
 }
 
@@ -110,9 +135,10 @@ void HostGroup::take_block(int root, const void* in, std::span<const size_t> siz
   const size_t before = std::accumulate(sizes.begin(), sizes.begin() + index_, size_t{0});
   auto* const to = static_cast<std::byte*>(out);
   if (index_ == root) return move_bytes(to, static_cast<const std::byte*>(in) + before, sizes[index_]);
-  std::byte* const message = announcement(root).small;
-  const size_t head = (1 + static_cast<size_t>(*reinterpret_cast<const int64_t*>(message))) * sizeof(int64_t);
-  take(message + head + before - (root < index_ ? sizes[root] : 0), sizes[index_], to);
+  const int64_t words = *reinterpret_cast<const int64_t*>(announcement(root).small);
+  const size_t head = (1 + static_cast<size_t>(words)) * sizeof(int64_t);
+  const size_t offset = head + before - (root < index_ ? sizes[root] : 0);
+  take(part_of_message(root, offset, sizes[index_]), sizes[index_], to);
 }
 
 }  // namespace ronde

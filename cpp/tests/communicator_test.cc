@@ -5,10 +5,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <numeric>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -322,6 +325,32 @@ void check_long_receive(const std::vector<int>& host_of) {
   });
 }
 
+// An array of too many axes is refused before anything is sent. A description that no rank of this version sends fails
+// the communicator.
+void check_axes(const std::vector<int>& host_of) {
+  run(host_of, {}, [](Communicator& comm) {
+    const std::vector<size_t> sizes(static_cast<size_t>(comm.size()));
+    const auto begin = [&](size_t count) {
+      std::vector<int64_t> words(comm.rank() == 0 ? count : 0, 1);
+      comm.begin_scatter(words, nullptr, sizes, 0);
+      CHECK(words.size() == count);
+      comm.end_scatter(nullptr, nullptr, sizes, DType::kFloat32, 0);
+    };
+    if (comm.rank() == 0) CHECK_THROWS(begin(Communicator::kScatterWords + 1), UsageError);
+    begin(Communicator::kScatterWords);
+    begin(2);
+    try {
+      begin(1);
+      comm.barrier();
+      CHECK(false);
+    } catch (const Failure& failure) {
+      CHECK(failure.kind == FailureKind::kPeerLost && failure.rank == 0);
+      const std::string expected = "rank 0 on host-0 sent a description of an array in 1 words instead of 2 to 65";
+      CHECK(std::string(failure.what()).starts_with(expected));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ronde
 
@@ -345,6 +374,9 @@ int main() {
     options.allreduce = algorithm;
     check_all({0, 0, 0}, options);
     check_all({0, 0, 1, 1}, options);
+  }
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 0}, {0, 1}, {0, 0, 1}}) {
+    check_axes(host_of);
   }
   check_abort({0, 0});
   check_delegate({0, 0, 0});

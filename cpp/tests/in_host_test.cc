@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "check.h"
+#include "error.h"
 #include "host_group.h"
 #include "host_segment.h"
 
@@ -58,6 +60,12 @@ Call call_of(Kind kind, size_t count) {
   call.kind = kind;
   call.dtype = DType::kFloat32;
   call.count = count;
+  return call;
+}
+
+Call call_of_root(int root) {
+  Call call = call_of(Kind::kScatter, 0);
+  call.root = root;
   return call;
 }
 
@@ -338,8 +346,7 @@ bool tells_rows(HostGroup& group, int repeat, size_t row_bytes, int root) {
 }
 
 bool tells_words(HostGroup& group, int repeat, size_t row_bytes, int root) {
-  Call call = call_of(Kind::kScatter, 0);
-  call.root = root;
+  const Call call = call_of_root(root);
   const bool is_root = group.index() == root;
   const Blocks all(group.size(), repeat, row_bytes, [&](int p) { return std::pair(root, p); });
   const std::vector<int64_t> told(all.rows.begin(), all.rows.end());
@@ -377,6 +384,42 @@ void test_told() {
       CHECK(told_blocks_are_carried(size, row_bytes));
     CHECK(!told_blocks_are_carried(size, kSmallBytes + 1) || size == 1);
   }
+}
+
+// What rank 0 has told does not fit into a message: rank 1 neither reads beyond it nor takes the blocks for carried.
+void test_untrue_sizes() {
+  const std::vector<int64_t> many_words(100, 1);
+  const std::vector<std::byte> mine(16), others(2 * kSmallBytes);
+  std::vector<std::byte> got(others.size());
+  run(2, 4096, [&](HostGroup& group, auto&) {
+    const bool is_honest = group.index() == 1;
+    const auto check_refused = [&](const std::function<void()>& body) {
+      if (is_honest) CHECK_THROWS(body(), ProtocolError);
+    };
+    // Of so many rows the bytes are 0 modulo 2^64.
+    std::vector<uint64_t> rows(2);
+    group.tell_rows(call_of(Kind::kAllgather, 0), nullptr, is_honest ? 0 : uint64_t{1} << 61, 8, rows);
+    CHECK(rows[0] == uint64_t{1} << 61 && !group.are_carried());
+
+    for (const size_t count : {size_t{0}, size_t{1}, many_words.size()}) {
+      std::vector<int64_t> words(many_words.begin(), many_words.begin() + static_cast<ptrdiff_t>(count));
+      const std::vector<size_t> nothing(2);
+      const auto tell = [&] { group.tell_words(call_of_root(0), words, nullptr, nothing); };
+      is_honest ? check_refused(tell) : tell();
+    }
+
+    std::vector<int64_t> words = {0, 1};
+    const std::vector<size_t> small(2, 8), large(2, kSmallBytes - 16), wrapping(2, SIZE_MAX - 8);
+    group.tell_words(call_of_root(0), words, mine.data(), small);
+    check_refused([&] { group.take_block(0, nullptr, large, got.data()); });
+    check_refused([&] { group.take_block(0, nullptr, wrapping, got.data()); });
+
+    std::vector<uint64_t> arriving(2);
+    const std::vector<size_t> offsets(2);
+    group.tell_splits(call_of(Kind::kAlltoall, 0), mine.data(), std::vector<uint64_t>{1, 1}, 8, arriving);
+    check_refused([&] { group.take_splits(mine.data(), {small, offsets}, got.data(), {large, offsets}); });
+    group.announce(call_of(Kind::kBarrier, 0));
+  });
 }
 
 // A segment that is older than the 64 newest, of which all ranks pass the same place.
@@ -436,6 +479,7 @@ int main() {
   ronde::test_old_segment();
   ronde::test_small_calls();
   ronde::test_told();
+  ronde::test_untrue_sizes();
   for (const int size : {2, 3, 43, 48, 64}) ronde::test_sums(size, 256 * 1024, 200'000);
   for (const size_t staging_bytes : {1, 4096, 8192}) ronde::test_sums(3, staging_bytes, 50'000);
   ronde::test_moves(64, 256 * 1024, 3'000);

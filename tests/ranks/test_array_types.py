@@ -76,6 +76,10 @@ def tensors() -> None:
     handle: ronde.Handle[torch.Tensor] = ronde.allreduce_async(x)
     assert type(handle.wait()) is torch.Tensor
     assert str(ronde.Handle[int]) == "ronde._native.Handle[int]"
+    # NumPy has no such arrays.
+    with pytest.raises(ronde.UsageError, match="scatter takes arrays of up to 64 axes, not 65"):
+        ronde.world().scatter(torch.ones([1] * 65))
+    assert ronde.world().scatter(torch.ones([1] * 64)).shape == (1,) * 64
     hvd.shutdown()
 
 
