@@ -193,6 +193,7 @@ void Communicator::run(Call call, Body&& body) {
   const Turn turn(*this);
   call.sequence = calls_made_++;
   current_direction_ = {};
+  begun_by_ = {};
   if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
@@ -360,9 +361,13 @@ void Communicator::exchange(Kind kind, DType dtype, int root, uint64_t items, ui
                             std::span<uint64_t> values, uint64_t shape) {
   run(with_tags(make_call(kind, dtype, items, root, ReduceOp::kSum, shape), true), [&](const Call& call) {
     if (is_one_host()) return host_->exchange(call, value, values);
-    const std::vector<size_t> sizes(hosts_.size(), sizeof(value));
-    allgatherv(*mesh_, call, &value, values.data(), sizes);
+    exchange_over_links(call, value, values);
   });
+}
+
+void Communicator::exchange_over_links(const Call& call, uint64_t value, std::span<uint64_t> values) {
+  const std::vector<size_t> sizes(hosts_.size(), sizeof(value));
+  allgatherv(*mesh_, call, &value, values.data(), sizes);
 }
 
 void Communicator::gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
@@ -393,20 +398,41 @@ void Communicator::alltoall(const void* in, std::span<const size_t> in_sizes, vo
   });
 }
 
+// The first call of two.
+template <class Body>
+void Communicator::run_first_step(const Call& call, Body&& body) {
+  run(with_tags(call, true), [&](const Call& call) {
+    body(call);
+    begun_by_ = std::this_thread::get_id();
+  });
+}
+
+// Throws unless the last call was the first one of two, and of this thread.
+void Communicator::check_first_step() {
+  if (std::exchange(begun_by_, {}) == std::this_thread::get_id()) return;
+  throw Failure(FailureKind::kAborted, rank_,
+                name_of_rank(rank_) + " aborted: another call interrupted a collective of several steps; " +
+                    "let only one thread at a time use a communicator");
+}
+
 // The second call of two. Returns whether the first one has brought the blocks, after copying them.
 bool Communicator::takes_carried(FunctionRef<void()> copy) {
   const Turn turn(*this);
-  if (!is_one_host() || !host_->are_carried()) return false;
-  guarded(current_, [&](const Call&) { copy(); });
-  return true;
+  const bool are_carried = is_one_host() && host_->are_carried();
+  guarded(current_, [&](const Call&) {
+    check_first_step();
+    if (are_carried) copy();
+  });
+  return are_carried;
 }
 
 void Communicator::begin_gather(const void* in, uint64_t rows, uint64_t items, DType dtype, int root, uint64_t shape,
                                 std::span<uint64_t> rows_of_ranks) {
   const Kind kind = root < 0 ? Kind::kAllgather : Kind::kGather;
-  if (!is_one_host()) return exchange(kind, dtype, root, items, rows, rows_of_ranks, shape);
-  run(with_tags(make_call(kind, dtype, items, root, ReduceOp::kSum, shape), true),
-      [&](const Call& call) { host_->tell_rows(call, in, rows, items * size_of(dtype), rows_of_ranks); });
+  run_first_step(make_call(kind, dtype, items, root, ReduceOp::kSum, shape), [&](const Call& call) {
+    if (is_one_host()) return host_->tell_rows(call, in, rows, items * size_of(dtype), rows_of_ranks);
+    exchange_over_links(call, rows, rows_of_ranks);
+  });
 }
 
 void Communicator::end_gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
@@ -417,12 +443,11 @@ void Communicator::end_gather(const void* in, void* out, std::span<const size_t>
 
 void Communicator::begin_alltoall(const void* in, std::span<const uint64_t> rows, uint64_t items, DType dtype,
                                   uint64_t shape, std::span<uint64_t> arriving) {
-  if (!is_one_host()) {
+  run_first_step(make_call(Kind::kAlltoall, dtype, 0, -1, ReduceOp::kSum, shape), [&](const Call& call) {
+    if (is_one_host()) return host_->tell_splits(call, in, rows, items * size_of(dtype), arriving);
     const std::vector<size_t> words(rows.size(), sizeof(uint64_t));
-    return alltoall(rows.data(), words, arriving.data(), words, dtype, shape, true);
-  }
-  run(with_tags(make_call(Kind::kAlltoall, dtype, 0, -1, ReduceOp::kSum, shape), true),
-      [&](const Call& call) { host_->tell_splits(call, in, rows, items * size_of(dtype), arriving); });
+    alltoallv(*mesh_, call, rows.data(), words, arriving.data(), words);
+  });
 }
 
 void Communicator::end_alltoall(const void* in, std::span<const size_t> in_sizes, void* out,
@@ -441,7 +466,7 @@ void Communicator::begin_scatter(std::vector<int64_t>& words, const void* in, st
   }
   std::array<int64_t, 1 + kScatterWords> message{static_cast<int64_t>(words.size())};
   const Call call = make_call(Kind::kScatter, DType::kInt64, is_one_host() ? 0 : message.size(), root);
-  run(with_tags(call, true), [&](const Call& call) {
+  run_first_step(call, [&](const Call& call) {
     if (is_one_host()) return host_->tell_words(call, words, in, sizes);
     std::ranges::copy(words, message.begin() + 1);
     Hierarchy hierarchy = this->hierarchy();
@@ -468,6 +493,7 @@ void Communicator::delegate(Call call, FunctionRef<void()> body) {
   call.sequence = calls_made_++;
   call.algorithm = static_cast<uint8_t>(Algorithm::kElsewhere);
   current_direction_ = {};
+  begun_by_ = {};
   guarded(call, [&](const Call& call) {
     watch_->begin_call(call.sequence);
     try {

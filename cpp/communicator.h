@@ -93,8 +93,9 @@ class Communicator : private Waiter::Listener {
                 DType dtype, uint64_t shape = 0, bool sealed = false);
 
   // The same operations if not every rank knows the sizes, in two calls. The first one tells the sizes, after which the
-  // caller can make room for the result; small blocks travel along. The second call moves the others. No other call may
-  // come in between.
+  // caller can make room for the result; small blocks travel along. The second call moves the others. One thread makes
+  // both. No other collective call may come in between: it fails the communicator, because it may have taken the place
+  // of the second call on some ranks only.
   //
   // An all-gather, or a gather if root >= 0. `items`, the elements per row, must agree. rows_of_ranks[p]: of rank p.
   void begin_gather(const void* in, uint64_t rows, uint64_t items, DType dtype, int root, uint64_t shape,
@@ -172,6 +173,10 @@ class Communicator : private Waiter::Listener {
   void run(Call call, Body&& body);
   template <class Start>
   void send_or_receive(Watch::Direction direction, DType dtype, int tag, bool sealed, Start&& start);
+  void exchange_over_links(const Call& call, uint64_t value, std::span<uint64_t> values);
+  template <class Body>
+  void run_first_step(const Call& call, Body&& body);
+  void check_first_step();
   bool takes_carried(FunctionRef<void()> copy);
   [[noreturn]] void fail(const Failure& failure);
   void await_failure_detector(int patience_ms = 300);
@@ -214,6 +219,7 @@ class Communicator : private Waiter::Listener {
   std::mutex closing_;                    // excludes abort() and close_now()
   bool is_open_ = true;                   // guarded by mutex_; written under closing_ too
   bool close_after_call_ = false;
+  std::thread::id begun_by_{};           // the thread that made the first call of two, if no other call has followed it
   std::atomic<bool> is_closing_{false};  // close_now() has begun
   std::atomic<bool> is_abandoned_{false};
   uint64_t calls_made_ = 0;

@@ -351,6 +351,36 @@ void check_axes(const std::vector<int>& host_of) {
   });
 }
 
+// A thread whose collective of two calls another thread has interrupted gets an error, not what the other one has told.
+void check_interrupted_steps(const std::vector<int>& host_of) {
+  run(host_of, {}, [](Communicator& comm) {
+    std::vector<uint64_t> rows(static_cast<size_t>(comm.size()));
+    const std::vector<size_t> sizes(rows.size(), sizeof(float));
+    const float one = 1;
+    std::vector<float> all(rows.size());
+    const auto begin = [&] { comm.begin_gather(&one, 1, 1, DType::kFloat32, -1, 0, rows); };
+    const auto end = [&] { comm.end_gather(&one, all.data(), sizes, DType::kFloat32, -1); };
+    begin();
+    end();
+    CHECK(std::all_of(all.begin(), all.end(), [](float each) { return each == 1; }));
+    begin();
+    std::thread other([&] {
+      try {
+        begin();
+      } catch (const Failure&) {  // of a rank that is already further
+      }
+    });
+    other.join();
+    try {
+      end();
+      CHECK(false);
+    } catch (const Failure& failure) {
+      CHECK(failure.kind == FailureKind::kAborted);
+      CHECK(std::string(failure.what()).find("another call interrupted") != std::string::npos);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace ronde
 
@@ -377,6 +407,7 @@ int main() {
   }
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 0}, {0, 1}, {0, 0, 1}}) {
     check_axes(host_of);
+    check_interrupted_steps(host_of);
   }
   check_abort({0, 0});
   check_delegate({0, 0, 0});
