@@ -57,9 +57,7 @@ void check_output(const Array& in, const Array& out) {
   if (!out.has_shape_of(in)) {
     raise("UsageError", "out has shape " + out.shape() + ", the result has shape " + in.shape());
   }
-  const auto* a = static_cast<const std::byte*>(in.data());
-  const auto* b = static_cast<const std::byte*>(out.data());
-  if (a != b && a < b + out.bytes() && b < a + in.bytes()) {
+  if (in.data() != out.data() && overlap(in, out)) {
     raise("UsageError", "out overlaps the input; it may be the input itself or other memory");
   }
 }
@@ -69,11 +67,11 @@ void check_output(const Array& in, const Array& out) {
 bool allreduce(Communicator& communicator, nb::handle x, nb::handle out, int op, bool is_new) {
   const bool in_place = out.is(x);
   Array in, result;
-  if (!in.load(x, in_place) || !in.dtype()) return false;
+  if (!(in_place ? in.load_result(x) : in.load(x, false)) || !in.dtype()) return false;
   if (is_new) {
     if (!result.load_memory(out)) return false;
   } else if (!in_place) {
-    if (!result.load(out, true) || !result.dtype()) return false;
+    if (!result.load_result(out) || !result.dtype()) return false;
     check_output(in, result);
   }
   void* destination = in_place ? in.data() : result.data();

@@ -39,6 +39,9 @@ class Array {
     return !is_conj_or_neg(object) && load_dlpack(object, writable);
   }
 
+  // The same for an `out` of the user, which arrays.py has not checked.
+  bool load_result(nb::handle object) { return can_be_result(object) && load(object, true); }
+
   // The same for a new array whose type and shape are known. It skips them because NumPy takes long to export them.
   bool load_memory(nb::handle object) {
     if (!PyObject_CheckBuffer(object.ptr())) return load_dlpack(object, true);
@@ -161,5 +164,11 @@ class Array {
   const int64_t* shape_ = nullptr;
   size_t dimensions_ = 0;
 };
+
+// Whether the two have bytes in common.
+inline bool overlap(const Array& a, const Array& b) {
+  const auto *one = static_cast<const std::byte*>(a.data()), *other = static_cast<const std::byte*>(b.data());
+  return one < other + b.bytes() && other < one + a.bytes();
+}
 
 }  // namespace ronde

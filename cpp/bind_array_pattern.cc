@@ -32,7 +32,29 @@ bool says(nb::handle object, PyObject* method) {
   return answer == Py_True;
 }
 
+// The class `name` of a module that the program has imported, or null. `kept`: where it is kept. It needs no lock: the
+// worst that two threads can do is to look it up twice.
+PyObject* imported_class(const char* module, const char* name, PyObject*& kept) {
+  if (kept == nullptr) {
+    PyObject* const modules = PyImport_GetModuleDict();  // borrowed
+    PyObject* const found = PyDict_GetItemString(modules, module);
+    kept = found == nullptr ? nullptr : PyObject_GetAttrString(found, name);
+    if (kept == nullptr) PyErr_Clear();
+  }
+  return kept;
+}
+
+bool is_instance(nb::handle object, PyObject* type) {
+  return type != nullptr && PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(type)) != 0;
+}
+
 }  // namespace
+
+bool can_be_result(nb::handle object) {
+  static PyObject *array = nullptr, *tensor = nullptr;
+  return is_instance(object, imported_class("numpy", "ndarray", array)) ||
+         is_instance(object, imported_class("torch", "Tensor", tensor));
+}
 
 bool is_conj_or_neg(nb::handle object) { return says(object, names().is_conj) || says(object, names().is_neg); }
 

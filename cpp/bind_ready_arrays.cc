@@ -29,14 +29,10 @@ Outcome done(nb::handle out) { return nb::borrow(out); }
 Outcome done_elsewhere() { return nb::none(); }
 Outcome nothing() { return nb::list(); }
 
-bool load(Array& array, nb::handle object, bool writable) {
-  return !object.is_none() && array.load(object, writable) && array.dtype().has_value();
+bool load(Array& array, nb::handle object) {
+  return !object.is_none() && array.load(object, false) && array.dtype().has_value();
 }
-
-bool overlap(const Array& a, const Array& b) {
-  const auto *one = static_cast<const std::byte*>(a.data()), *other = static_cast<const std::byte*>(b.data());
-  return one < other + b.bytes() && other < one + a.bytes();
-}
+bool load_result(Array& array, nb::handle object) { return array.load_result(object) && array.dtype().has_value(); }
 
 // Rows: the entries of the first axis. An array without axes is one row.
 size_t row_count(const Array& array) { return array.axes().empty() ? 1 : static_cast<size_t>(array.axes()[0]); }
@@ -77,10 +73,9 @@ struct InOut {
 
   bool load(nb::handle x, nb::handle out) {
     is_in_place = out.is(x);
-    if (!ronde::load(in, x, is_in_place)) return false;
-    if (is_in_place) return true;
-    return ronde::load(separate, out, true) && separate.dtype() == in.dtype() && separate.has_shape_of(in) &&
-           !overlap(in, separate);
+    if (is_in_place) return load_result(in, x);
+    return ronde::load(in, x) && load_result(separate, out) && separate.dtype() == in.dtype() &&
+           separate.has_shape_of(in) && !overlap(in, separate);
   }
   void* result() const { return is_in_place ? in.data() : separate.data(); }
 };
@@ -97,7 +92,7 @@ Outcome reduce_ready(Communicator& communicator, nb::handle x, nb::handle out, i
   const int root = rank_of(communicator, root_object);
   InOut arrays;
   const bool is_root = communicator.rank() == root;
-  if (root == kNoRank || !(is_root ? arrays.load(x, out) : load(arrays.in, x, false))) return nothing();
+  if (root == kNoRank || !(is_root ? arrays.load(x, out) : load(arrays.in, x))) return nothing();
   const Array& in = arrays.in;
   without_gil(communicator, [&] {
     communicator.reduce(in.data(), is_root ? arrays.result() : nullptr, in.count(), *in.dtype(),
@@ -121,7 +116,7 @@ bool broadcast_ready(Communicator& communicator, nb::handle x, nb::handle out, n
 
 bool reduce_scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, int op) {
   Array in, result;
-  if (!load(in, x, false) || in.axes().empty() || !load(result, out, true) || overlap(in, result)) return false;
+  if (!load(in, x) || in.axes().empty() || !load_result(result, out) || overlap(in, result)) return false;
   const std::vector<uint64_t> rows = even_split(row_count(in), static_cast<size_t>(communicator.size()));
   if (!is_for_rows(result, *in.dtype(), row_shape(in), rows[static_cast<size_t>(communicator.rank())])) return false;
   without_gil(communicator, [&] {
@@ -135,9 +130,9 @@ bool reduce_scatter_ready(Communicator& communicator, nb::handle x, nb::handle o
 constexpr int kNoRoot = -1;
 Outcome gather_to(Communicator& communicator, nb::handle x, nb::handle out, int root) {
   Array in, result;
-  if (!load(in, x, false)) return nothing();
+  if (!load(in, x)) return nothing();
   const bool gets_result = root == kNoRoot || root == communicator.rank();
-  const bool has_out = gets_result && load(result, out, true) && !overlap(in, result);
+  const bool has_out = gets_result && load_result(result, out) && !overlap(in, result);
   std::vector<uint64_t> rows(static_cast<size_t>(communicator.size()));
   bool is_done = false;
   without_gil(communicator, [&] {
@@ -166,8 +161,8 @@ Outcome gather_ready(Communicator& communicator, nb::handle x, nb::handle out, n
 Outcome alltoall_ready(Communicator& communicator, nb::handle x, nb::handle out) {
   Array in, result;
   const auto size = static_cast<size_t>(communicator.size());
-  if (!load(in, x, false) || in.axes().empty() || row_count(in) % size != 0) return nothing();
-  const bool has_out = load(result, out, true);
+  if (!load(in, x) || in.axes().empty() || row_count(in) % size != 0) return nothing();
+  const bool has_out = load_result(result, out);
   if (has_out && overlap(in, result)) return nothing();
   const std::vector<uint64_t> sending(size, row_count(in) / size);
   std::vector<uint64_t> rows(size);
@@ -195,12 +190,12 @@ Outcome scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, 
   std::vector<int64_t> words;
   Sizes sizes;
   if (is_root) {
-    if (!load(in, x, false) || in.axes().empty() || in.axes().size() >= Communicator::kScatterWords) return nothing();
+    if (!load(in, x) || in.axes().empty() || in.axes().size() >= Communicator::kScatterWords) return nothing();
     words.push_back(static_cast<int64_t>(*in.dtype()));
     words.insert(words.end(), in.axes().begin(), in.axes().end());
     sizes = times(even_split(row_count(in), size), row_items(in) * size_of(*in.dtype()));
   }
-  const bool has_out = load(result, out, true) && !(is_root && overlap(in, result));
+  const bool has_out = load_result(result, out) && !(is_root && overlap(in, result));
   bool is_done = false;
   without_gil(communicator, [&] {
     communicator.begin_scatter(words, in.data(), sizes, root);

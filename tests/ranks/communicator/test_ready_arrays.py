@@ -105,6 +105,27 @@ def overlapping_outputs() -> None:
     assert world.broadcast(x, out=x) is x
 
 
+def outputs_of_other_kinds() -> None:
+    """An output that is neither a NumPy array nor a tensor is refused alike, whichever way the input takes."""
+    ronde.init()
+    world: Any = ronde.world()
+    size = world.size
+    lengths = {"allreduce": 2 * size, "broadcast": 2 * size, "alltoall": 2 * size}
+    lengths |= {"reduce": 2 * size, "reducescatter": 2, "scatter": 2}
+    lengths |= {"allgather": 2 * size**2, "gather": 2 * size**2}
+    x = np.arange(2 * size, dtype=np.uint8)
+    for name, length in lengths.items():
+        operation = getattr(world, name)
+        for given in (x, strided(x)):
+            for out in (bytearray(length), memoryview(bytearray(length))):
+                if world.rank == 0 or name not in ("reduce", "gather"):
+                    message = f"^out must be a NumPy array or a PyTorch tensor, not {type(out).__name__}$"
+                    with pytest.raises(ronde.UsageError, match=message):
+                        operation(given, out=out)
+                elif name == "gather":  # the root refuses its output when it has served the others
+                    assert operation(given) is None
+
+
 def wrong_roots() -> None:
     """A root that does not exist is refused before anything is sent, also -1."""
     ronde.init()
@@ -122,7 +143,13 @@ def wrong_roots() -> None:
 @pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "program",
-    [mixed_ways, wrong_outputs, overlapping_outputs, wrong_roots],
+    [
+        mixed_ways,
+        wrong_outputs,
+        overlapping_outputs,
+        outputs_of_other_kinds,
+        wrong_roots,
+    ],
     ids=lambda program: program.__name__,
 )
 def test_ready_arrays(program: Callable[[], None], transport: str) -> None:
