@@ -26,7 +26,9 @@ nb::object get(nb::handle object, PyObject* name) { return nb::getattr(object, n
 bool is_true(const nb::object& value) { return value.is(nb::handle(Py_True)); }
 
 bool says(nb::handle object, PyObject* method) {
-  PyObject* answer = PyObject_CallMethodNoArgs(object.ptr(), method);
+  PyObject* const self[] = {object.ptr()};
+  // Unlike PyObject_CallMethodNoArgs it is part of the stable ABI.
+  PyObject* answer = PyObject_VectorcallMethod(method, self, 1, nullptr);
   if (answer == nullptr) PyErr_Clear();  // not a tensor
   Py_XDECREF(answer);
   return answer == Py_True;
