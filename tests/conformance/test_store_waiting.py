@@ -206,6 +206,29 @@ def test_closing_ends_the_waiting_of_another_thread(
     assert connect().num_keys() == 0
 
 
+def test_closing_ends_a_wait_that_is_about_to_begin(connect: Connect) -> None:
+    for _ in range(40):
+        store = connect()
+        begun = threading.Event()
+        ends: list[BaseException] = []
+
+        def wait(
+            store: Store = store, begun: threading.Event = begun, ends: list[BaseException] = ends
+        ) -> None:
+            begun.set()
+            try:
+                store.get("key", LONG)
+            except UsageError as error:
+                ends.append(error)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        begun.wait()
+        store.close()
+        thread.join(30)
+        assert ends, "it still waits"
+
+
 @pytest.mark.slow
 def test_many_processes_count_together(where: Where, connect: Connect) -> None:
     remotes = [Remote(where) for _ in range(3)]

@@ -109,15 +109,20 @@ class StoreClient(StoreLine):
 
     def close(self) -> None:
         self._closed = True
-        sock = self._sock or self._opening
-        if sock and self._lock.locked():
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer or a connection
-        with self._lock:
+        # Another thread may wait for an answer or a connection, or have taken the lock a moment ago in order to ask.
+        pause_s = 0.0
+        while not self._lock.acquire(timeout=pause_s):
+            if sock := self._sock or self._opening:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)  # wakes it
+            pause_s = FIRST_PAUSE_S
+        try:
             if self._sock:
                 with suppress(OSError):  # it may have broken before
                     self._sock.send(self._sealed(wire.request(StoreOperation.BYE)), socket.MSG_DONTWAIT)
             self._hang_up()
+        finally:
+            self._lock.release()
 
     # The operations
 
