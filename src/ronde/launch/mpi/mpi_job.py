@@ -91,8 +91,8 @@ class MpiJob:
         `driver_address`: an address or a name by which tasks reach this machine first; empty: its own.
         """
         with ExitStack() as stack:
-            # Of slots, None for all, and the reason.
-            self._ends: EventQueue[tuple[int | None, str]] = EventQueue()
+            # Of slots, None for all; the reason; and whether the platform lost a task.
+            self._ends: EventQueue[tuple[int | None, str, bool]] = EventQueue()
             stack.callback(self._ends.close)
             key = JobKey.from_hex(self._tickets[0].job_key.hex())
             reachable, listening = reachable_by_tasks(self._config, driver_address)
@@ -106,18 +106,18 @@ class MpiJob:
     def end(self) -> None:
         """End everything, and wait for it. A second call does nothing."""
         self._is_over = True
-        self._ends.put((None, ""))
+        self._ends.put((None, "", False))
         self._thread.join()
 
     # What the cluster reports, in any thread
 
     def slot_ended(self, slot: int, reason: str) -> None:
         """Note that the task of a slot has ended."""
-        self._ends.put((slot, reason))
+        self._ends.put((slot, reason, False))
 
     def all_ended(self, reason: str, is_loss: bool = False) -> None:
         """Note that all tasks have ended."""
-        self._ends.put((None, reason))
+        self._ends.put((None, reason, is_loss))
 
     # The thread
 
@@ -150,17 +150,17 @@ class MpiJob:
         self._loop.turn()
 
     def _read_ends(self) -> None:
-        for slot, reason in self._ends.take():
+        for slot, reason, is_loss in self._ends.take():
             if slot is None:
-                self._fail(reason)
+                self._fail(reason, is_loss)
             elif _name(slot) not in self._agents:
                 self._step_registry(TaskFailed(slot, reason or "its task ended without having registered"))
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, is_loss: bool = False) -> None:
         """Report once why all tasks end."""
         if not self._has_failed and not self._is_over:
             self._has_failed = True
-            self._events.all_ended(reason)
+            self._events.all_ended(reason, is_loss)
 
     # Tasks that register
 
@@ -212,7 +212,8 @@ class MpiJob:
         if not self._hosts and agent.exit_code is None:
             self._step_registry(TaskLost(task.id))  # the cluster may start it again
         elif agent.exit_code is None:
-            self._fail(f"{agent.name} on {task.host} was lost: its connection broke, or a process was killed")
+            reason = f"{agent.name} on {task.host} was lost: its connection broke, or a process was killed"
+            self._fail(reason, is_loss=True)
         elif agent.exit_code:
             self._fail(f"{agent.name} on {task.host}: {agent.why}: {self._last_words()}")
 
