@@ -33,7 +33,7 @@ __all__ = ["Checkpoints"]
 
 _FENCE = re.compile(r"fence-(\d{6,})")
 _CHECKPOINT = re.compile(r"fence-(\d{6,})\.step-(\d{9,})")
-_FULL_BYTES = 64 * 1024  # a disk with less free space is full: file systems need some for themselves
+_FULL_BYTES = 64 * 1024  # with less free space a disk counts as full, because file systems need some
 
 
 class _Round(NamedTuple):
@@ -121,7 +121,8 @@ class Checkpoints:
         Raises:
             StaleRoundError: this round is over; raised before or after the block. No checkpoint has changed.
             UsageError: the step is not a whole number from 0; raised before the block.
-            OSError: the file cannot be written. If the disk is full, a note says so, also of other exceptions.
+            OSError: the file cannot be written. If the disk is full, this exception, or any other one of the block,
+                gets a note that says so.
         """
         name = f"fence-{self._fence:06}.step-{_checked(step):09}"
         self._refuse_if_stale()
@@ -133,10 +134,7 @@ class Checkpoints:
             draft.rename(self.folder / name)
         except Exception as error:
             if _is_full(self.folder, error):
-                error.add_note(
-                    f"The disk of {self.folder.absolute()} is full: the checkpoint of step {step} is not saved. "
-                    "Earlier checkpoints are still valid; free space, or keep fewer (keep=1)."
-                )
+                error.add_note(self._describe_full_disk(step))
             raise
         finally:
             draft.unlink(missing_ok=True)
@@ -144,6 +142,14 @@ class Checkpoints:
         fences = [self.folder / f"fence-{number:06}" for number in self._fences() if number < self._fence]
         for old in [*self._checkpoints()[: -self._keep], *fences]:
             old.unlink(missing_ok=True)
+
+    def _describe_full_disk(self, step: SupportsIndex) -> str:
+        kept = " Earlier checkpoints are still valid." if self._checkpoints() else ""
+        fewer = ", or keep fewer checkpoints (keep=1)" if self._keep > 1 else ""
+        return (
+            f"The disk of {self.folder.absolute()} is full: the checkpoint of step {step} is not saved.{kept} Free "
+            f"space{fewer}."
+        )
 
     # Fences
 
@@ -241,9 +247,12 @@ def _checked(step: SupportsIndex) -> int:
 
 
 def _is_full(folder: Path, error: Exception) -> bool:
-    """Return whether the disk was full; libraries such as NumPy and PyTorch do not say so."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
+    """Return whether the disk is full. The errors of NumPy and PyTorch do not say so: this looks at the free space."""
+    if isinstance(error, OSError):
+        if error.filename and not Path(str(error.filename)).absolute().is_relative_to(folder.absolute()):
+            return False  # it is about another file, which the block has opened
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
     with suppress(OSError):
         disk = os.statvfs(folder)
         return disk.f_bavail * disk.f_frsize < _FULL_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -148,6 +149,11 @@ def save_by_numpy(path: Path, count: int) -> None:
         np.save(file, np.zeros(count))
 
 
+def fill_and_read(path: Path, other: Path) -> None:
+    path.write_bytes(bytes(shutil.disk_usage(path.parent).free))
+    other.read_text()
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(
     "save", [save_by_numpy, save_by_torch, lambda path, count: path.write_bytes(bytes(8 * count))]
@@ -167,7 +173,12 @@ def test_a_full_disk_is_named_and_costs_no_checkpoint(
         with pytest.raises((OSError, RuntimeError)) as caught, checkpoints.writing(4) as path:
             save(path, 10**6)
         [note] = caught.value.__notes__
-        assert note.startswith(f"The disk of {tmp_path} is full: the checkpoint of step 4 is not saved.")
+        assert note.startswith(
+            f"The disk of {tmp_path} is full: the checkpoint of step 4 is not saved. Earlier"
+        )
+        with pytest.raises(FileNotFoundError) as elsewhere, checkpoints.writing(5) as path:
+            fill_and_read(path, tmp_path.with_name("missing"))
+        assert not hasattr(elsewhere.value, "__notes__")  # it is about another file
         assert [each.name for each in tmp_path.iterdir()] == ["fence-000000.step-000000003"]
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
