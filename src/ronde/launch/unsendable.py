@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,7 +20,7 @@ _ROWS = (
     "pass the rows as data, as in ronde.comqueue.iterate(step, data=ronde.comqueue.read({name}), ...), or write them "
     "to files that the function reads"
 )
-_SESSION = "leave it out of the function, whose workers are no tasks of {platform}"
+_SESSION = "do not use it in the function: its workers run outside of {platform}'s session"
 _REMEDIES = {
     ("pyspark", "DataFrame"): _ROWS,
     ("pyspark", "RDD"): "write its rows to files that the function reads",
@@ -60,10 +62,14 @@ def describe_unsendable(
 ) -> str:
     """Return why a call cannot be pickled, and what to do, as the end of a sentence. `error`: the one of `dumps`."""
     problem = f"{type(error).__name__}: {error}"
-    found = _find_unsendable(fn, args, kwargs, dumps)
-    if found is None:
+    try:
+        found = _find_unsendable(fn, args, kwargs, dumps)
+        remedy = found.remedy() if found else ""
+    except Exception:  # of the user's objects: reading their attributes may run any code
         return problem
-    if remedy := found.remedy():
+    if found is None or isinstance(found.value, types.FunctionType):
+        return problem  # which names the function
+    if remedy:
         return f"{found}, which exists only in this process; {remedy}"
     return f"{problem}; {found}: create it in the function"
 
@@ -89,7 +95,7 @@ def _search(
     if depth == 0 or id(value) in seen or _can_be_sent(value, dumps):
         return None
     seen.add(id(value))
-    if not found.remedy():
+    if not found.remedy() and not _is_sent_by_name(value, dumps):
         for part in _parts(found):
             if inner := _search(part, dumps, seen, depth - 1):
                 return inner
@@ -102,6 +108,12 @@ def _can_be_sent(value: Any, dumps: Callable[[Any], bytes]) -> bool:
     except Exception:
         return False
     return True
+
+
+def _is_sent_by_name(value: Any, dumps: Callable[[Any], bytes]) -> bool:
+    """Return whether the receiver imports the object, so that nothing in it is sent."""
+    by_name = types.ModuleType | types.FunctionType if dumps is pickle.dumps else types.ModuleType
+    return isinstance(value, by_name)
 
 
 def _parts(whole: Unsendable) -> Iterator[Unsendable]:
@@ -119,13 +131,13 @@ def _parts(whole: Unsendable) -> Iterator[Unsendable]:
         for name, variable in _variables(value):
             yield Unsendable(f"the variable {name!r} of {value.__qualname__}", name, variable)
     elif isinstance(value, Mapping):
-        for key, item in value.items():
+        for key, item in list(value.items()):
             yield Unsendable(f"item {key!r} of {where}", "data", item)
     elif isinstance(value, list | tuple | set | frozenset):
-        for number, item in enumerate(value):
+        for number, item in enumerate(tuple(value)):
             yield Unsendable(f"item {number} of {where}", "data", item)
     else:
-        for name, attribute in getattr(value, "__dict__", {}).items():
+        for name, attribute in list(getattr(value, "__dict__", {}).items()):
             yield Unsendable(f"the attribute {name!r} of {where}", name, attribute)
 
 
@@ -146,7 +158,10 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """Yield the names of the global variables that the code reads; `co_names` has those of attributes, too."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _global_names(constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.launch.calls import pack_call
+from ronde.launch.unsendable import describe_unsendable
 
 pytest.importorskip("cloudpickle", reason="cloudpickle is not installed here")
 
@@ -105,3 +107,43 @@ def test_an_object_that_contains_itself_is_named() -> None:
     loop.append(loop)
     with pytest.raises(UsageError, match="item 0 of argument 1 is of type"):
         pack_call(print, (loop,), {})
+
+
+GENERATOR = (number for number in [1])
+
+
+class Holder:
+    """Has an attribute with the name of a global variable that cannot be sent."""
+
+    LOCK = 1
+
+
+def with_attribute() -> Any:
+    return Holder.LOCK, GENERATOR
+
+
+def test_names_of_attributes_are_no_variables() -> None:
+    with_attribute.__module__ = "__main__"  # so that its variables are sent
+    with pytest.raises(
+        UsageError, match=r"the variable 'GENERATOR' of with_attribute is of type builtins.generator"
+    ):
+        pack_call(with_attribute, (), {})
+
+
+def test_without_cloudpickle_the_variables_of_a_function_do_not_matter() -> None:
+    problem = describe_unsendable(ValueError("it is local"), with_variable(), (), {}, pickle.dumps)
+    assert problem == "ValueError: it is local"
+
+
+class Elusive:
+    """Raises whatever is read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} cannot be read")
+
+
+def test_objects_that_cannot_be_looked_at_leave_the_error_of_pickling() -> None:
+    with pytest.raises(
+        UsageError, match=r"print and its arguments cannot be sent to workers: .*cannot be read$"
+    ):
+        pack_call(print, (Elusive(),), {})
