@@ -118,7 +118,7 @@ class TaskAgents:
         self._is_short = False  # whether tasks are missing
         self._why_all_ended = ""  # what the cluster says
         self._was_loss = False  # what the cluster says then
-        self._all_have_ended = threading.Event()
+        self._has_explained = threading.Event()  # the cluster has said why a task of the job ended, or all
         self._is_over = False
 
     # What the driver asks for
@@ -197,13 +197,13 @@ class TaskAgents:
     def has_lost_task(self) -> bool:
         """Whether a task was lost while the job ran, if no worker failed; not if its tasks were ended on purpose.
 
-        A cluster that starts all tasks together ends them together, too. The driver notices that first, by their
-        connections, so it waits for what the cluster says.
+        A platform such as Flink ends all tasks together. The driver sees their connections end before the platform
+        reports why, so this waits up to 2 s for the report.
         """
         if self._begun is None:
             return False
         if self._cluster.capabilities.gang:
-            self._all_have_ended.wait(LATE_NS / SECOND)
+            self._has_explained.wait(LATE_NS / SECOND)
         return self._was_loss or not self._why_all_ended
 
     def end(self) -> None:
@@ -223,13 +223,15 @@ class TaskAgents:
 
     def slot_ended(self, slot: int, reason: str) -> None:
         """Note that the task of a slot has ended."""
+        if reason and self._begun is not None:
+            self._has_explained.set()
         self._ends.put((slot, reason))
 
     def all_ended(self, reason: str, is_loss: bool = False) -> None:
         """Note that all tasks have ended."""
-        if not self._all_have_ended.is_set():
+        if not self._why_all_ended:
             self._why_all_ended, self._was_loss = reason, is_loss
-            self._all_have_ended.set()
+        self._has_explained.set()
         self._ends.put((None, reason))
 
     def _read_ends(self) -> None:
