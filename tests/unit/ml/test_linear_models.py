@@ -125,6 +125,22 @@ def test_many_columns_take_another_way_to_the_same_model(monkeypatch: pytest.Mon
     assert many.n_iter_ > 3
 
 
+@pytest.mark.parametrize("make", [np.asarray, csr_array])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_of_many_columns_and_few_rows_the_least_coefficients_count(make: Any, is_weighted: bool) -> None:
+    random = np.random.default_rng(0)
+    rows, y = random.normal(size=(50, 1100)) + 5, random.normal(size=(50, 2)) + 3
+    weights = random.uniform(1, 2, size=50) if is_weighted else None
+    theirs = sklearn.linear_model.LinearRegression().fit(rows, y, weights)
+    models = [
+        ronde.ml.LinearRegression(tol=1e-9, on=f"threads:{tasks}").fit(make(rows), y, weights)
+        for tasks in (1, 2)
+    ]
+    np.testing.assert_allclose(models[0].coef_, theirs.coef_, atol=1e-8)
+    np.testing.assert_allclose(models[0].intercept_, theirs.intercept_, atol=1e-6)
+    assert models[0].coef_.tobytes() == models[1].coef_.tobytes()
+
+
 def test_a_warm_start_continues() -> None:
     model = ronde.ml.LogisticRegression(tol=1e-8, max_iter=1000, warm_start=True)
     first = model.fit(X, THREE).n_iter_

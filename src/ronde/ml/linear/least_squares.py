@@ -22,7 +22,7 @@ from ronde.ml.linear.linear_model import FitReport
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData
 
-__all__ = ["least_squares"]
+__all__ = ["least_squares", "row_means"]
 
 Array = NDArray[Any]
 
@@ -65,7 +65,7 @@ class _Refinement:
     def __call__(self, c: IterationStep) -> None:
         state = c.state
         if state.means is None:
-            state.means = _means(c, self._fit_intercept)
+            state.means = row_means(c, self._fit_intercept)
             state.coef = np.zeros((len(state.means.y), len(state.means.X)))
         elif state.matrix is None:
             matrix = c.sum_blocks(lambda block: _moments(block, state.means)) / state.means.weight
@@ -91,8 +91,11 @@ class _Refinement:
         c.stop_if(is_precise or should_stop)
 
 
-def _means(c: IterationStep, fit_intercept: bool) -> SimpleNamespace:
-    """Return the means of X and y, or zeros without an intercept, and the sum of the weights."""
+def row_means(c: IterationStep, fit_intercept: bool) -> SimpleNamespace:
+    """Return `X` and `y`, the means of their columns, or zeros without an intercept; and `weight`, that of all rows.
+
+    All tasks call it.
+    """
 
     def sums(block: Any) -> dict[str, Any]:
         X, y, weights = _parts(block)
