@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <span>
 #include <vector>
 
@@ -60,10 +59,18 @@ std::vector<uint64_t> even_split(size_t rows, size_t size) {
   return counts;
 }
 
-// Whether `out` has room for exactly these rows.
-bool is_for_rows(const Array& out, DType dtype, std::span<const int64_t> shape, uint64_t rows) {
-  return out.dtype() == dtype && !out.axes().empty() && row_count(out) == rows &&
-         std::ranges::equal(row_shape(out), shape);
+// Whether `out` has rows of this type and shape.
+bool has_rows_like(const Array& out, DType dtype, std::span<const int64_t> shape) {
+  return out.dtype() == dtype && !out.axes().empty() && std::ranges::equal(row_shape(out), shape);
+}
+
+// Whether these numbers, which other ranks have told, add up to `total`. No sum wraps.
+bool add_up_to(std::span<const uint64_t> numbers, uint64_t total) {
+  for (const uint64_t number : numbers) {
+    if (number > total) return false;
+    total -= number;
+  }
+  return total == 0;
 }
 
 // The input and the result of an operation that keeps the shape; `out` may be `x`.
@@ -118,7 +125,8 @@ bool reduce_scatter_ready(Communicator& communicator, nb::handle x, nb::handle o
   Array in, result;
   if (!load(in, x) || in.axes().empty() || !load_result(result, out) || overlap(in, result)) return false;
   const std::vector<uint64_t> rows = even_split(row_count(in), static_cast<size_t>(communicator.size()));
-  if (!is_for_rows(result, *in.dtype(), row_shape(in), rows[static_cast<size_t>(communicator.rank())])) return false;
+  if (!has_rows_like(result, *in.dtype(), row_shape(in))) return false;
+  if (row_count(result) != rows[static_cast<size_t>(communicator.rank())]) return false;
   without_gil(communicator, [&] {
     communicator.reduce_scatter(in.data(), result.data(), times(rows, row_items(in)), *in.dtype(),
                                 static_cast<ReduceOp>(op), 0, word_of_shape(in.axes()));
@@ -132,14 +140,14 @@ Outcome gather_to(Communicator& communicator, nb::handle x, nb::handle out, int 
   Array in, result;
   if (!load(in, x)) return nothing();
   const bool gets_result = root == kNoRoot || root == communicator.rank();
-  const bool has_out = gets_result && load_result(result, out) && !overlap(in, result);
+  const bool has_out = gets_result && load_result(result, out) && !overlap(in, result) &&
+                       has_rows_like(result, *in.dtype(), row_shape(in));
   std::vector<uint64_t> rows(static_cast<size_t>(communicator.size()));
   bool is_done = false;
   without_gil(communicator, [&] {
     communicator.begin_gather(in.data(), row_count(in), row_items(in), *in.dtype(), root, word_of_shape(row_shape(in)),
                               rows);
-    const uint64_t total = std::accumulate(rows.begin(), rows.end(), uint64_t{0});
-    if (gets_result && !(has_out && is_for_rows(result, *in.dtype(), row_shape(in), total))) return;
+    if (gets_result && !(has_out && add_up_to(rows, row_count(result)))) return;
     const Sizes sizes = times(rows, row_items(in) * size_of(*in.dtype()));
     communicator.end_gather(in.data(), result.data(), sizes, *in.dtype(), root);
     is_done = true;
@@ -162,16 +170,16 @@ Outcome alltoall_ready(Communicator& communicator, nb::handle x, nb::handle out)
   Array in, result;
   const auto size = static_cast<size_t>(communicator.size());
   if (!load(in, x) || in.axes().empty() || row_count(in) % size != 0) return nothing();
-  const bool has_out = load_result(result, out);
-  if (has_out && overlap(in, result)) return nothing();
+  // Whether an `out` is memory other than `x` is checked before the first step.
+  if (!out.is_none() && (!load_result(result, out) || overlap(in, result))) return nothing();
+  const bool has_out = has_rows_like(result, *in.dtype(), row_shape(in));
   const std::vector<uint64_t> sending(size, row_count(in) / size);
   std::vector<uint64_t> rows(size);
   bool is_done = false;
   without_gil(communicator, [&] {
     const uint64_t shape = word_of_shape(row_shape(in));
     communicator.begin_alltoall(in.data(), sending, row_items(in), *in.dtype(), shape, rows);
-    const uint64_t total = std::accumulate(rows.begin(), rows.end(), uint64_t{0});
-    if (!has_out || !is_for_rows(result, *in.dtype(), row_shape(in), total)) return;
+    if (!has_out || !add_up_to(rows, row_count(result))) return;
     const size_t row_bytes = row_items(in) * size_of(*in.dtype());
     communicator.end_alltoall(in.data(), times(sending, row_bytes), result.data(), times(rows, row_bytes), *in.dtype(),
                               shape);
@@ -199,11 +207,12 @@ Outcome scatter_ready(Communicator& communicator, nb::handle x, nb::handle out, 
   bool is_done = false;
   without_gil(communicator, [&] {
     communicator.begin_scatter(words, in.data(), sizes, root);
-    if (!has_out || words.size() < 2) return;
+    if (!has_out) return;
     const auto shape = std::span(words).subspan(2);
     const auto dtype = static_cast<DType>(words[0]);
     const auto rows = even_split(static_cast<size_t>(words[1]), size);
-    if (!is_for_rows(result, dtype, shape, rows[static_cast<size_t>(communicator.rank())])) return;
+    if (!has_rows_like(result, dtype, shape)) return;
+    if (row_count(result) != rows[static_cast<size_t>(communicator.rank())]) return;
     communicator.end_scatter(in.data(), result.data(), times(rows, items_of(shape) * size_of(dtype)), dtype, root);
     is_done = true;
   });

@@ -105,6 +105,20 @@ def overlapping_outputs() -> None:
     assert world.broadcast(x, out=x) is x
 
 
+def refused_before() -> None:
+    """All-to-all refuses an output before its first step: the other ranks need not call it, and stay in step."""
+    ronde.init()
+    world: Any = ronde.world()
+    x = np.arange(2.0 * world.size)
+    read_only = x[:]
+    read_only.flags.writeable = False
+    for out, message in (([1], "expected an array .* got list"), (read_only, "in place")):
+        if world.rank == 0:
+            with pytest.raises(ronde.UsageError, match=message):
+                world.alltoall(x, out=out)
+        assert np.array_equal(world.alltoall(x), np.tile(x.reshape(-1, 2)[world.rank], world.size))
+
+
 def outputs_of_other_kinds() -> None:
     """An output that is neither a NumPy array nor a tensor is refused alike, whichever way the input takes."""
     ronde.init()
@@ -124,6 +138,15 @@ def outputs_of_other_kinds() -> None:
                         operation(given, out=out)
                 elif name == "gather":  # the root refuses its output when it has served the others
                     assert operation(given) is None
+
+
+def rows_beyond_any_memory() -> None:
+    """Their sum is 0 modulo 2^64, but an output without rows does not fit. The first rank to notice fails the others."""
+    ronde.init()
+    world: Any = ronde.world()
+    x = np.empty(([2**63 - 1, 2**63 - 1, 2][world.rank], 0), np.uint8)
+    with pytest.raises((ValueError, ronde.AbortedError), match="dimension"):
+        world.allgather(x, out=np.empty((0, 0), np.uint8))
 
 
 def wrong_roots() -> None:
@@ -147,7 +170,9 @@ def wrong_roots() -> None:
         mixed_ways,
         wrong_outputs,
         overlapping_outputs,
+        refused_before,
         outputs_of_other_kinds,
+        rows_beyond_any_memory,
         wrong_roots,
     ],
     ids=lambda program: program.__name__,
