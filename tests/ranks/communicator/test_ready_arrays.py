@@ -141,7 +141,7 @@ def outputs_of_other_kinds() -> None:
 
 
 def rows_beyond_any_memory() -> None:
-    """Their sum is 0 modulo 2^64, but an output without rows does not fit. The first rank to notice fails the others."""
+    """Their sum is 0 modulo 2^64, but an output without rows does not fit. The first rank that notices fails all."""
     ronde.init()
     world: Any = ronde.world()
     x = np.empty(([2**63 - 1, 2**63 - 1, 2][world.rank], 0), np.uint8)
