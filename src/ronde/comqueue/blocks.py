@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ronde.comqueue.context import ComContext
-from ronde.comqueue.rows import SourceRows, rows_between
+from ronde.comqueue.rows import SAME_ROWS, SourceRows, rows_between
 from ronde.core.row_blocks import RowDivision
 from ronde.errors import UsageError
 
@@ -38,7 +38,8 @@ class RowBlocks:
 class TaskRows:
     """Partitioned data of one task.
 
-    `names`: the name of one object; or of several, by the attributes under which functions see them.
+    `names`: the name of one object; or of several, by the attributes under which functions see them. Raises UsageError
+    if several have different numbers of rows on a task.
     """
 
     def __init__(self, context: ComContext, names: str | Mapping[str, str]) -> None:
@@ -48,6 +49,7 @@ class TaskRows:
         self._objects = [context.get_obj(name) for name in self._names]
         self._divisions = context.divisions
         self._cut: list[Any] | None = None  # here, not in RowBlocks: no cycle may keep the rows
+        self._check_same_rows()
 
     @property
     def is_streamed(self) -> bool:
@@ -76,17 +78,10 @@ class TaskRows:
     @property
     def division(self) -> RowDivision:
         """The common division of all the data. Raises UsageError if there is none."""
-        first = self._names[0]
         for name in self._names:
             if name not in self._divisions:
                 raise UsageError(f"{name!r} has no row blocks: its partitions are without rows")
-            if self._divisions[name] != self._divisions[first]:
-                raise UsageError(
-                    f"{first!r} and {name!r} have {list(self._divisions[first].rows)} and "
-                    f"{list(self._divisions[name].rows)} rows on the tasks: data that are used together must have "
-                    "the same number of rows on each task"
-                )
-        return self._divisions[first]
+        return self._divisions[self._names[0]]
 
     def cut(self, blocks: Sequence[range]) -> Iterator[Any]:
         """Yield the rows of consecutive blocks, whose rows are counted from the first one of this task."""
@@ -97,6 +92,16 @@ class TaskRows:
         if self._cut is None:
             self._cut = list(self.cut(blocks))
         return self._cut
+
+    def _check_same_rows(self) -> None:
+        known = [name for name in self._names if name in self._divisions]
+        for name in known[1:]:
+            first, other = self._divisions[known[0]], self._divisions[name]
+            if other != first:
+                raise UsageError(
+                    f"{known[0]!r} and {name!r} have {list(first.rows)} and {list(other.rows)} rows on the tasks: "
+                    f"{SAME_ROWS}"
+                )
 
     def _joined(self, objects: Sequence[Any]) -> Any:
         if self._attributes is None:

@@ -14,6 +14,7 @@ from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.communication import MAX, MIN, SUM, AllGather, Broadcast, CommunicateFunction, check_op
 from ronde.comqueue.context import ComContext
 from ronde.comqueue.functions import name_of
+from ronde.comqueue.partitions import check_same_rows
 from ronde.comqueue.queue import IterativeComQueue
 from ronde.comqueue.reductions import reduce_leaves
 from ronde.comqueue.task_group import TaskGroup
@@ -99,7 +100,7 @@ class IterationStep:
             function: Takes a block, which has the form of `data`.
 
         Raises:
-            UsageError: The data have no row blocks: they are partitions without rows, or of different lengths.
+            UsageError: The data have no row blocks: they are partitions without rows.
         """
         return [function(block) for block in self.blocks]
 
@@ -290,7 +291,7 @@ def iterate(
 
     Raises:
         RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
-        UsageError: An argument is invalid.
+        UsageError: An argument is invalid, for example data with different numbers of rows.
     """
     if not callable(step):
         raise UsageError(f"step must be a function of an IterationStep, not {step!r}")
@@ -303,10 +304,10 @@ def iterate(
     queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))
     if checkpoint_every is not None:
         queue.set_checkpoint(checkpoint_every, checkpoint_folder, max_restarts)
-    if names is None:
-        queue.init_with_partitioned_data(DATA, data)
-    for name in names or ():
-        queue.init_with_partitioned_data(f"{DATA}.{name}", data[name])
+    partitioned = {DATA: data} if names is None else {f"{DATA}.{name}": data[name] for name in names}
+    check_same_rows(partitioned)
+    for name, rows in partitioned.items():
+        queue.init_with_partitioned_data(name, rows)
     queue.set_compare_criterion_of_node0(_is_stopped).close_with(_LastItem(finish or _nothing, names))
     results = queue.exec(on)
     outputs = [output for _, output in results] if finish else ()

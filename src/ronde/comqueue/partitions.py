@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ronde.comqueue.named_arrays import NamedArrays
-from ronde.comqueue.rows import LocatedRows, RowSource, row_count, rows_between, take_rows
+from ronde.comqueue.rows import SAME_ROWS, LocatedRows, RowSource, row_count, rows_between, take_rows
 from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass, field
 
-__all__ = ["CommonData", "Partitions", "TaskData", "divide_data", "load_data"]
+__all__ = ["CommonData", "Partitions", "TaskData", "check_same_rows", "divide_data", "load_data"]
 
 
 class Partitions:
@@ -96,6 +97,34 @@ def _count_of(data: Any, name: str) -> int:
     if count < 1:
         raise UsageError(f"{name!r} has no rows: expected at least one")
     return count
+
+
+def check_same_rows(partitioned: Mapping[str, Any]) -> None:
+    """Raise UsageError if data that are used together have different numbers of rows, as far as this process knows.
+
+    It does not know the rows of `LocatedRows`, and of data beside `Partitions` not those of each task: see `TaskRows`.
+    """
+    counts = {name: _counts_of_parts(data, name) for name, data in partitioned.items()}
+    known = [(name, rows) for name, rows in counts.items() if rows is not None]
+    for (name, rows), (other_name, other_rows) in pairwise(known):
+        if sum(rows) != sum(other_rows) or (len(rows) == len(other_rows) and rows != other_rows):
+            raise UsageError(
+                f"{name!r} and {other_name!r} have {_as_text(rows)} and {_as_text(other_rows)} rows: {SAME_ROWS}"
+            )
+
+
+def _counts_of_parts(data: Any, name: str) -> list[int] | None:
+    """Return the numbers of rows of the partitions, or that of the whole. None: not known, or no rows."""
+    if isinstance(data, LocatedRows):
+        return None
+    if not isinstance(data, Partitions):
+        return [row_count(data, name)]
+    counts = [count for part in data.parts if (count := _rows_or_none(part)) is not None]
+    return counts if len(counts) == len(data.parts) else None
+
+
+def _as_text(counts: Sequence[int]) -> str:
+    return str(counts[0]) if len(counts) == 1 else str(list(counts))
 
 
 def load_data(common: CommonData, parts: Mapping[str, Any], group: TaskGroup, is_read_only: bool) -> TaskData:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster
 
 __all__ = [
+    "SAME_ROWS",
     "LocatedRows",
     "RowSource",
     "SourceRows",
@@ -22,6 +23,9 @@ __all__ = [
     "rows_between",
     "take_rows",
 ]
+
+
+SAME_ROWS = "data that are used together must have the same number of rows on each task"
 
 
 @runtime_checkable

@@ -159,19 +159,47 @@ def test_partitions_have_blocks_of_their_own() -> None:
     assert found == (4950 + 3, 103, [range(64), range(64, 64), range(64, 67)])
 
 
+def test_partitions_without_rows_have_no_blocks() -> None:
+    with pytest.raises(RemoteError, match="'data' has no row blocks: its partitions are without rows"):
+        iterate(lambda c: c.blocks, data=Partitions([1, 2]), state={}, max_iter=1, on="threads:2")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Partitions([1, 2]), "'data' has no row blocks: its partitions are without rows"),
         (
             {"x": [1, 2, 3], "y": [1, 2]},
-            r"'data.x' and 'data.y' have \[2, 1\] and \[1, 1\] rows on the tasks",
+            "'data.x' and 'data.y' have 3 and 2 rows: data that are used together",
+        ),
+        (
+            {"x": np.ones(3), "part": Partitions([[1], [2]])},
+            r"'data.x' and 'data.part' have 3 and \[1, 1\] rows: data that are used together must have the same",
+        ),
+        (
+            {"x": Partitions([[1, 2], [3]]), "any": Partitions([1, 2]), "y": Partitions([[1], [2, 3]])},
+            r"'data.x' and 'data.y' have \[2, 1\] and \[1, 2\] rows: data that are used together",
         ),
     ],
 )
-def test_data_without_blocks_in_common(data: Any, message: str) -> None:
+def test_different_numbers_of_rows_are_an_error_before_the_first_step(data: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        iterate(lambda c: c.data, data=data, state={}, max_iter=1, on="threads:2")
+
+
+def test_different_numbers_of_rows_on_a_task_are_an_error_in_the_first_step() -> None:
+    data = {"x": [1, 2, 3], "y": Partitions([[1], [2, 3]])}  # a list is divided into two rows and one
+    message = (
+        r"failed on task . in step 1: .*'data.x' and 'data.y' have \[2, 1\] and \[1, 2\] rows on the tasks"
+    )
     with pytest.raises(RemoteError, match=message):
-        iterate(lambda c: c.blocks, data=data, state={}, max_iter=1, on="threads:2")
+        iterate(lambda c: c.data, data=data, state={}, max_iter=1, on="threads:2")
+
+
+def test_the_data_of_a_queue_may_have_different_numbers_of_rows() -> None:
+    queue = IterativeComQueue().set_max_iter(1)
+    queue.init_with_partitioned_data("x", [1, 2, 3]).init_with_partitioned_data("y", [1, 2])
+    queue.close_with(lambda context: (len(context.get_obj("x")), len(context.get_obj("y"))))
+    assert queue.exec("threads:2") == [(2, 1), (1, 1)]
 
 
 def test_no_rows() -> None:
