@@ -197,6 +197,21 @@ def test_only_one_class() -> None:
         ronde.ml.LinearSVC().fit(X, ["no"] * len(X))
 
 
+@pytest.mark.parametrize("class_weight", ["balanced", {0: 5.0, 1: 0.5}])
+@pytest.mark.parametrize("target", ["binary", "three"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_weights_of_classes_count_in_a_support_vector_machine_as_in_scikit_learns(
+    class_weight: Any, target: str, is_weighted: bool, penalty: str
+) -> None:
+    y = (TARGETS[target] == "yes").astype(int) if target == "binary" else TARGETS[target]
+    params = {"C": 0.1, "fit_intercept": False, "class_weight": class_weight, "penalty": penalty}
+    theirs = sklearn.svm.LinearSVC(dual=False, tol=1e-9, max_iter=20000, **params)
+    theirs.fit(X, y, WEIGHTS if is_weighted else None)
+    ours = ronde.ml.LinearSVC(**PRECISE, **params).fit(X, y, WEIGHTS if is_weighted else None)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=0, atol=1e-5)
+
+
 def test_the_weight_of_an_unknown_class() -> None:
     with pytest.raises(ValueError, match=r"class_weight has \[7\], and the classes are \[0, 1, 2\]"):
         ronde.ml.LogisticRegression(class_weight={7: 1.0}).fit(X, THREE)

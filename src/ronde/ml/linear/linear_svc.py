@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.linear.class_targets import ClassSigns, with_class_numbers
+from ronde.ml.linear.class_targets import each_class_against_rest
 from ronde.ml.linear.linear_model import LinearClassifier, split_weights
 from ronde.ml.losses import SquaredHingeLoss
 from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, OptimizerResult
@@ -34,7 +34,8 @@ class LinearSVC(LinearClassifier):
         C: The inverse of the strength of the penalty.
         tol: The largest component of the gradient of the mean loss at which the fit ends.
         fit_intercept: Whether there are intercepts.
-        class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
+        class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same. With
+            more than two classes, a factor counts only where its class is the one against the rest, as in scikit-learn.
         max_iter: The largest number of steps for each class.
         dual: Has no effect: scikit-learn's two methods find the same coefficients.
         random_state: Has no effect: nothing in the fit is random.
@@ -96,36 +97,36 @@ class LinearSVC(LinearClassifier):
         """
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
         progress = self._progress(None, data.for_callbacks)
-        data, self.classes_ = with_class_numbers(data, self.class_weight)
-        strength = 1 / (self.C * data.total_weight)
-        is_l1 = self.penalty == "l1"
-        objective = LinearObjective(
-            SquaredHingeLoss(),
-            l1=strength if is_l1 else 0.0,
-            l2=0.0 if is_l1 else strength / 2,
-            fit_intercept=self.fit_intercept,
-        )
-        optimizer = (OWLQN if is_l1 else LBFGS)(self.max_iter, self.tol)
-        numbers = [1] if len(self.classes_) == 2 else range(len(self.classes_))
+        problems, self.classes_ = each_class_against_rest(data, self.class_weight)
+        optimizer = (OWLQN if self.penalty == "l1" else LBFGS)(self.max_iter, self.tol)
         start = np.zeros(data.num_features + self.fit_intercept)
         results: list[OptimizerResult] = []
 
         def attributes_of(*present: Array) -> Mapping[str, Any]:
             """Return coefficients of 0 for classes that have none yet. `present`: weights of the class at work."""
             ws = [*(result.w for result in results), *present]
-            ws += [start] * (len(numbers) - len(ws))
+            ws += [start] * (len(problems) - len(ws))
             coef, intercept = split_weights(np.stack(ws), self.fit_intercept, data.dtype)
             return {"coef_": coef, "intercept_": intercept}
 
-        for number in numbers:
-            rows = data.mapped(ClassSigns(number))
-            results.append(self._minimize(optimizer, objective, rows, start, progress, attributes_of))
+        for problem in problems.values():
+            objective = self._objective(problem.total_weight)
+            results.append(self._minimize(optimizer, objective, problem, start, progress, attributes_of))
         self._set(attributes_of())
         self.n_iter_ = max(1, *(result.n_iter for result in results))
         records = [
             {"class": number, **record}
-            for number, result in zip(numbers, results)
+            for number, result in zip(problems, results)
             for record in result.history
         ]
         self._end_fit(progress, records)
         return self
+
+    def _objective(self, total_weight: float) -> LinearObjective:
+        strength, is_l1 = 1 / (self.C * total_weight), self.penalty == "l1"
+        return LinearObjective(
+            SquaredHingeLoss(),
+            l1=strength if is_l1 else 0.0,
+            l2=0.0 if is_l1 else strength / 2,
+            fit_intercept=self.fit_intercept,
+        )
