@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue.agreement import find_difference
+from ronde.comqueue.agreement import require_same_structure
 from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
 from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.packing import layout_of
@@ -21,7 +21,7 @@ from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision
 from ronde.core.splits import even_split
 from ronde.core.sum_tree import GROUP, SumTree, nodes_of
-from ronde.errors import MismatchError, UsageError
+from ronde.errors import UsageError
 from ronde.types import Sum
 
 __all__ = ["sum_over_blocks"]
@@ -50,11 +50,7 @@ def sum_over_blocks(
         if not blocks:
             mine.take_example(example)
     if group.num_tasks > 1:
-        difference = find_difference(group, mine.structure, lambda: describe_tree(mine.example))
-        if difference is not None:
-            raise MismatchError(
-                f"{source} gives {difference}: expected one structure, dtype and shape on all tasks"
-            )
+        require_same_structure(group, mine.structure, lambda: describe_tree(mine.example), f"{source} gives")
     nodes = _nodes_by_task(tuple(division.blocks))
     flats = [
         _total([partial[number] for partial in partials], size, dtype, nodes, group)

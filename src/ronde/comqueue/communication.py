@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue.agreement import find_difference
+from ronde.comqueue.agreement import require_same_structure
 from ronde.comqueue.array_tree import Structure, describe_tree, flatten, leaves_of, map_leaves
 from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.context import ComContext
 from ronde.comqueue.reductions import Combine, reduce_flat, reduce_leaves
 from ronde.comqueue.task_group import TaskGroup, combine_in_order
 from ronde.core.splits import even_split
-from ronde.errors import MismatchError, UsageError
+from ronde.errors import UsageError
 from ronde.types import Max, Min, ReduceOp, Sum
 
 __all__ = [
@@ -214,14 +214,9 @@ def require_same(context: ComContext, group: TaskGroup, name: str, length: int |
         found = describe_tree(context.get_obj(name)) if context.contains_obj(name) else "missing"
         return found if length is None else f"{found}, of which {length} elements"
 
-    difference = find_difference(group, (*structure, length), describe)
-    step = f"in step {context.step_no}"
-    if difference is not None:
-        raise MismatchError(
-            f"object {name!r} {step} is {difference}: it must have one structure, dtype and shape on all tasks"
-        )
+    require_same_structure(group, (*structure, length), describe, f"object {name!r} is")
     if not context.contains_obj(name):
-        raise UsageError(f"there is no object {name!r} on any task {step}: {context.describe_names()}")
+        raise UsageError(f"there is no object {name!r} on any task: {context.describe_names()}")
 
 
 def _length(context: ComContext, name: str, length_name: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ronde.comqueue.agreement import find_difference
+from ronde.comqueue.agreement import require_same_structure
 from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
 from ronde.comqueue.block_sums import sum_over_blocks
 from ronde.comqueue.blocks import RowBlocks, TaskRows
@@ -18,7 +18,7 @@ from ronde.comqueue.partitions import check_same_rows
 from ronde.comqueue.queue import IterativeComQueue
 from ronde.comqueue.reductions import reduce_leaves
 from ronde.comqueue.task_group import TaskGroup
-from ronde.errors import MismatchError, UsageError
+from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass, replace
 from ronde.types import ReduceOp
 
@@ -118,6 +118,7 @@ class IterationStep:
             PeerLostError: Another task has ended.
             UsageError: As of `map_blocks`; or the results for two blocks differ in structure, dtype or shape.
         """
+        self._group.activity.operation = "sum_blocks"
         summands = (
             function(block) for block in self.blocks
         )  # `map` would end at a StopIteration of the function
@@ -133,7 +134,7 @@ class IterationStep:
             MismatchError: Another task has another structure, dtype or shape.
             PeerLostError: Another task has ended.
         """
-        return self.reduce(tree, SUM)
+        return self._reduce(tree, SUM, "sum")
 
     def max(self, tree: Any) -> Any:
         """Return the largest values over all tasks, element by element.
@@ -145,7 +146,7 @@ class IterationStep:
             MismatchError: As of `sum`.
             PeerLostError: As of `sum`.
         """
-        return self.reduce(tree, MAX)
+        return self._reduce(tree, MAX, "max")
 
     def min(self, tree: Any) -> Any:
         """Return the smallest values over all tasks, element by element.
@@ -157,7 +158,7 @@ class IterationStep:
             MismatchError: As of `sum`.
             PeerLostError: As of `sum`.
         """
-        return self.reduce(tree, MIN)
+        return self._reduce(tree, MIN, "min")
 
     def reduce(self, tree: Any, op: ReduceOp | Callable[[Any, Any], Any]) -> Any:
         """Return the combination over all tasks, element by element.
@@ -171,18 +172,9 @@ class IterationStep:
             PeerLostError: As of `sum`.
         """
         check_op(op)
-        self._operations += 1
-        name = f"operation {self._operations}"
-        leaves, structure = flatten(tree, name)
-        if self.num_tasks > 1:
-            difference = find_difference(self._group, structure, lambda: describe_tree(tree))
-            if difference is not None:
-                raise MismatchError(
-                    f"object {name!r} in step {self.step_no} is {difference}: it must have one structure, dtype and "
-                    "shape on all tasks"
-                )
-        results = reduce_leaves(self._group, leaves, op, self._buffers)
-        return map_leaves(tree, lambda leaf: next(results))
+        return self._reduce(
+            tree, op, f"reduce by {op.name.lower() if isinstance(op, ReduceOp) else name_of(op)}"
+        )
 
     def gather(self, obj: Any) -> list[Any]:
         """Return the objects of all tasks, as a list by task.
@@ -193,7 +185,7 @@ class IterationStep:
         Raises:
             PeerLostError: As of `sum`.
         """
-        gathered: list[Any] = self._communicate(AllGather, obj)
+        gathered: list[Any] = self._communicate("gather", AllGather, obj)
         return gathered
 
     def broadcast(self, obj: Any, root: int = 0) -> Any:
@@ -206,7 +198,7 @@ class IterationStep:
         Raises:
             PeerLostError: As of `sum`.
         """
-        return self._communicate(lambda name: Broadcast(name, root), obj)
+        return self._communicate(f"broadcast from task {root}", lambda name: Broadcast(name, root), obj)
 
     def stop_if(self, condition: Any) -> None:
         """End the iteration after this step if the condition is true on task 0. The value on other tasks has no effect.
@@ -219,9 +211,22 @@ class IterationStep:
         """
         self._context.put_obj(STOP, bool(condition))
 
-    def _communicate(self, make: Callable[[str], CommunicateFunction], obj: Any) -> Any:
+    def _reduce(self, tree: Any, op: ReduceOp | Callable[[Any, Any], Any], operation: str) -> Any:
+        name = self._begin_operation(operation)
+        leaves, structure = flatten(tree, name)
+        if self.num_tasks > 1:
+            require_same_structure(self._group, structure, lambda: describe_tree(tree), f"object {name!r} is")
+        results = reduce_leaves(self._group, leaves, op, self._buffers)
+        return map_leaves(tree, lambda leaf: next(results))
+
+    def _begin_operation(self, operation: str) -> str:
+        """Note what all tasks call now. Return a name for its object."""
+        self._group.activity.operation = operation
         self._operations += 1
-        name = f"operation {self._operations}"
+        return f"operation {self._operations}"
+
+    def _communicate(self, operation: str, make: Callable[[str], CommunicateFunction], obj: Any) -> Any:
+        name = self._begin_operation(operation)
         self._context.put_obj(name, obj)
         make(name).communicate(self._context, self._group)
         return self._context.remove_obj(name)

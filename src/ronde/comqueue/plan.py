@@ -87,19 +87,21 @@ def run_plan(
 
 
 def _run_item(item: Item, context: ComContext, group: TaskGroup) -> Any:
+    group.activity.begin(item.name, context.step_no)
     try:
         if isinstance(item.function, CommunicateFunction):
-            return item.function.communicate(context, group)
-        return item.function(context)
-    except PeerError:
+            result = item.function.communicate(context, group)
+        else:
+            result = item.function(context)
+    except (PeerError, MismatchError):  # a MismatchError names the place on two tasks
         raise
-    except MismatchError as error:
-        raise MismatchError(f"{item.name}: {error}") from None
     except Exception as error:
         said = f": {error}" if str(error) else ""
         raise StepError(
             f"{item.name} failed {context.describe_place()}: {type(error).__name__}{said}"
         ) from error
+    group.activity.end()
+    return result
 
 
 def _is_reached(criterion: Item, context: ComContext, group: TaskGroup) -> bool:

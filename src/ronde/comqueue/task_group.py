@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comm.communicator import Communicator
+from ronde.comqueue.activity import Activity, compare_activities, find_different
 from ronde.engine.objects import allgather_object, broadcast_object
-from ronde.errors import MismatchError, PeerLostError, UsageError
+from ronde.errors import MismatchError, PeerError, PeerLostError, RemoteError, UsageError
 from ronde.types import Average, DType, Max, Min, Product, ReduceOp, Sum
 
 __all__ = ["RankGroup", "TaskGroup", "ThreadGroup", "combine_in_order", "thread_groups"]
@@ -33,11 +34,13 @@ class TaskGroup(Protocol):
         task_id: The number of this task, from 0.
         num_tasks: The number of tasks.
         tasks_here: The number of tasks on this machine.
+        activity: What this task does, for the error if tasks make different calls.
     """
 
     task_id: int
     num_tasks: int
     tasks_here: int
+    activity: Activity
 
     def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
         """Combine the arrays of all tasks, element by element in the order of tasks, and store the result on each.
@@ -96,41 +99,89 @@ class TaskGroup(Protocol):
         """
 
 
-class RankGroup:
-    """The ranks of a job as tasks."""
-
-    def __init__(self, world: Communicator) -> None:
-        self.task_id, self.num_tasks, self.tasks_here = world.rank, world.size, world.local_size
-        self._world = world
-
-    def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
-        self._world.allreduce(array, op=op, out=array if out is None else out)
-
-    def allgather(self, array: Array) -> Array:
-        return self._world.allgather(array)
-
-    def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
-        return self._world.alltoall(array, splits)
-
-    def broadcast_object(self, obj: Any, root: int) -> Any:
-        return broadcast_object(obj, root, "comqueue.broadcast")
-
-    def allgather_object(self, obj: Any) -> list[Any]:
-        return allgather_object(obj, "comqueue.allgather")
-
-
 class _GroupCall(NamedTuple):
-    """What a thread asks of its group. Calls that belong together are equal."""
+    """What a task asks of its group. Calls that belong together are equal."""
 
     operation: str
     op: ReduceOp | None = None
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None
+    root: int | None = None
 
     def __str__(self) -> str:
         array = "" if self.dtype is None else f" of {self.dtype}"
         shape = "" if self.shape is None else f" {self.shape}"
-        return f"{self.operation}{array}{shape}{'' if self.op is None else f' by {self.op.name.lower()}'}"
+        by = "" if self.op is None else f" by {self.op.name.lower()}"
+        return f"{self.operation}{array}{shape}{by}{'' if self.root is None else f' from task {self.root}'}"
+
+
+def _compare_calls(activities: Sequence[str], calls: Sequence[str], place: str) -> str:
+    """Return a text about two tasks with different activities or, in the same place, different calls; "" if none."""
+    if difference := compare_activities(activities):
+        return difference
+    other = find_different(calls)
+    return (
+        "" if other is None else f"{place}: task 0 called {calls[0]}, but task {other} called {calls[other]}"
+    )
+
+
+class RankGroup:
+    """The ranks of a job as tasks.
+
+    Arrays travel by the communicator, which compares the calls of all ranks, and objects by the engine. So before they
+    exchange objects, the ranks meet in a call of the communicator. Otherwise one could wait in the engine for another
+    that waits in the communicator.
+    """
+
+    def __init__(self, world: Communicator) -> None:
+        self.task_id, self.num_tasks, self.tasks_here = world.rank, world.size, world.local_size
+        self.activity = Activity()
+        self._world = world
+
+    def allreduce(self, array: Array, op: ReduceOp, out: Array | None = None) -> None:
+        try:
+            self._world.allreduce(array, op=op, out=array if out is None else out)
+        except MismatchError as error:
+            call = _GroupCall("allreduce", op, array.dtype, array.shape)
+            raise self._explained(error, call) from None
+
+    def allgather(self, array: Array) -> Array:
+        try:
+            return self._world.allgather(array)
+        except MismatchError as error:
+            raise self._explained(error, _GroupCall("allgather", None, array.dtype)) from None
+
+    def alltoall(self, array: Array, splits: Sequence[int]) -> Array:
+        try:
+            return self._world.alltoall(array, splits)
+        except MismatchError as error:
+            raise self._explained(error, _GroupCall("alltoall", None, array.dtype)) from None
+
+    def broadcast_object(self, obj: Any, root: int) -> Any:
+        self._meet(_GroupCall("broadcast_object", root=root), 2 + root)
+        return broadcast_object(obj, root, "comqueue.broadcast")
+
+    def allgather_object(self, obj: Any) -> list[Any]:
+        self._meet(_GroupCall("allgather_object"), 1)
+        return allgather_object(obj, "comqueue.allgather")
+
+    def _meet(self, call: _GroupCall, number: int) -> None:
+        """Return when all tasks have made the same call. `number`: that of the call, which no other one has."""
+        try:
+            self._world.allreduce(np.zeros((1, number), np.uint8), op=Max)
+        except MismatchError as error:
+            raise self._explained(error, call) from None
+
+    def _explained(self, error: MismatchError, call: _GroupCall) -> MismatchError:
+        """Return an error that tells what two tasks did. All tasks call it, because a mismatch ends all their calls."""
+        try:
+            told = allgather_object((str(self.activity), str(call)), "comqueue.mismatch")
+        except (PeerError, RemoteError):  # another one has ended, so only the calls are known
+            return MismatchError(f"{self.activity.place}: {error}")
+        text = _compare_calls(
+            [activity for activity, _ in told], [call for _, call in told], self.activity.place
+        )
+        return MismatchError(text or f"{self.activity.place}: {error}")
 
 
 class _Exchange:
@@ -169,6 +220,7 @@ class ThreadGroup:
 
     def __init__(self, task_id: int, num_tasks: int, exchange: _Exchange) -> None:
         self.task_id, self.num_tasks, self.tasks_here = task_id, num_tasks, num_tasks
+        self.activity = Activity()
         self._shared = exchange
 
     def leave(self) -> None:
@@ -193,7 +245,7 @@ class ThreadGroup:
 
     def broadcast_object(self, obj: Any, root: int) -> Any:
         return self._exchange(
-            _GroupCall("broadcast_object"),
+            _GroupCall("broadcast_object", root=root),
             obj,
             lambda objects: copy.deepcopy(objects[root]) if self.task_id != root else obj,
         )
@@ -208,13 +260,15 @@ class ThreadGroup:
         Raises MismatchError on all tasks if another one makes another call.
         """
         shared = self._shared
-        shared.values[self.task_id] = (call, value)
+        shared.values[self.task_id] = (call, value, self.activity)
         shared.wait(self.task_id)
-        calls = [each for each, _ in shared.values]
-        other = next((task for task, each in enumerate(calls) if each != calls[0]), None)
-        if other is not None:
-            raise MismatchError(f"task 0 called {calls[0]}, but task {other} called {calls[other]}")
-        result = read([each for _, each in shared.values])
+        calls = [each for each, _, _ in shared.values]
+        if any(each != calls[0] for each in calls):
+            activities = [str(activity) for _, _, activity in shared.values]
+            text = _compare_calls(activities, list(map(str, calls)), self.activity.place)
+            shared.wait(self.task_id)
+            raise MismatchError(text)
+        result = read([each for _, each, _ in shared.values])
         shared.wait(self.task_id)
         return result
 

@@ -140,7 +140,3 @@ def noisy_queue(flag: str, at_step: int = 7, how: str = "kill") -> IterativeComQ
 
 def mean_and_step(context: ComContext) -> tuple[NDArray[Any], int]:
     return context.get_obj("mean"), context.step_no
-
-
-def differ_on_task_1(context: ComContext) -> None:
-    context.put_obj("sums", np.ones(2 + context.task_id))

@@ -100,8 +100,14 @@ def leave(error: type[BaseException], *arguments: object) -> Callable[[Iteration
     ("step", "message"),
     [
         (after_other_blocks, r"after_other_blocks failed on task 0 .*generator raised StopIteration"),
-        (one_task_by_max, r"task 0 called allreduce of float64 \(1,\) by sum, but task 1 called .* by max"),
-        (one_task_without, "task 0 called allgather_object, but task 1 called allreduce of uint8"),
+        (
+            one_task_by_max,
+            "task 0 called sum in one_task_by_max in step 1, while task 1 called max in one_task_by_max",
+        ),
+        (
+            one_task_without,
+            "task 0 called gather in one_task_without in step 1, while task 1 had ended step 1",
+        ),
         (truth(np.ones(2, np.longdouble)), "the dtype float128 is not supported; convert it to .*float64"),
         (truth(np.timedelta64(3, "D")), r"the dtype timedelta64\[D\] is not supported"),
         (truth(np.ma.masked_array([1.0], [True])), "operation 1 is a masked array, whose mask would be lost"),

@@ -302,7 +302,7 @@ def test_a_missing_object_is_named() -> None:
     ],
 )
 def test_different_objects_on_two_tasks(value: Callable[[ComContext], Any], what: str) -> None:
-    with pytest.raises(RemoteError, match=rf"AllReduce\('x'\): object 'x' in step 1 is {what}") as caught:
+    with pytest.raises(RemoteError, match=rf"AllReduce\('x'\) in step 1: object 'x' is {what}") as caught:
         communicated(AllReduce("x"), value)
     assert isinstance(caught.value.__cause__, MismatchError)
 
@@ -313,7 +313,8 @@ def test_an_object_that_one_task_lacks() -> None:
             context.put_obj("x", 1)
 
     with pytest.raises(
-        RemoteError, match=r"object 'x' in step 1 is int64 \(\) on task 0 and missing on task 1"
+        RemoteError,
+        match=r"AllReduce\('x'\) in step 1: object 'x' is int64 \(\) on task 0 and missing on task 1",
     ):
         ComQueue().add(not_task_1).add(AllReduce("x")).exec(THREE)
 
