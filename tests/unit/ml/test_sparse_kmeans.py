@@ -15,6 +15,7 @@ from sklearn import cluster as sklearn_cluster
 
 from ronde.ml import KMeans, MiniBatchKMeans
 from ronde.ml.clustering import starts
+from ronde.ml.clustering.center_assignment import find_nearest
 from ronde.ml.clustering.points import distinct_points
 
 Array = NDArray[Any]
@@ -93,6 +94,32 @@ def test_a_row_that_is_a_center_does_not_become_another_one() -> None:
     model = KMeans(2, init=np.concatenate([row, row + 1e9])).fit(sparse.csr_array(np.repeat(row, 10, axis=0)))
     assert model.inertia_ == 0
     assert set(model.labels_) == {0}
+
+
+@pytest.mark.parametrize("shuffles_columns", [False, True])
+def test_near_points_far_from_the_origin_keep_their_digits(shuffles_columns: bool) -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(500, 3)) * 1e-3 + 1e4
+    X, dense = sparse.csr_array(rows), np.ascontiguousarray(rows[:3])
+    if shuffles_columns:
+        X.indices[:], X.data[:] = X.indices.reshape(-1, 3)[:, ::-1].ravel(), rows[:, ::-1].ravel()
+    found = find_nearest(X, dense)
+    expected = ((rows - dense[found.labels]) ** 2).sum(axis=1)
+    np.testing.assert_allclose(found.squared_distances, expected, rtol=1e-6, atol=0)
+    model = KMeans(3, init=dense).fit(X)
+    expected_inertia = ((rows - model.cluster_centers_[model.labels_]) ** 2).sum()
+    assert model.inertia_ == pytest.approx(expected_inertia, rel=1e-6)
+    assert -model.score(X) == pytest.approx(model.inertia_)
+
+
+def test_columns_without_a_stored_number_count() -> None:
+    X = sparse_rows()
+    X.data += 1e3
+    centers = X[:5].toarray() + np.random.default_rng(0).normal(size=(5, X.shape[1]))
+    found = find_nearest(X, centers)
+    expected = ((X.toarray() - centers[found.labels]) ** 2).sum(axis=1)
+    np.testing.assert_allclose(found.squared_distances, expected, rtol=1e-6)
+    assert (find_nearest(X, X[:5].toarray()).squared_distances[:5] == 0).all()
 
 
 def test_batches() -> None:

@@ -1,7 +1,8 @@
 """The nearest center of each point, and the sums of the points of each center.
 
-For an array this is one native pass over the points. For a CSR array the squared distances follow from its product with
-the centers, so the work grows with the numbers that are not 0.
+For an array this is one native pass over the points. For a CSR array the work grows with the stored numbers: the
+product with the centers says which one is the nearest, and the squared distance to that one is summed over the stored
+numbers.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde._native import assign_to_centers
-from ronde.ml.clustering.points import Points, is_sparse, make_csr, squared_lengths
+from ronde.ml.clustering.points import Points, is_sparse, make_csr, row_numbers, sums_at
 
 __all__ = ["Nearest", "find_nearest", "sum_nearest"]
 
 Array = NDArray[Any]
 
-ROUNDING = 1e-14  # relative to the squared lengths of point and center: less is what rounding leaves of the distance 0
+# Relative to the squared length of the center: less than this is what rounding leaves of a distance of 0.
+ORDER_ROUNDING = float(np.finfo(np.float64).eps)  # for each stored number: sums in another order differ
+MEAN_ROUNDING = (
+    2.0  # times the precision of the points, squared: the mean of equal points is not quite their equal
+)
 
 
 class Nearest(NamedTuple):
@@ -61,13 +66,29 @@ def sum_nearest(points: Points, centers: Array, weights: Array | None = None) ->
 
 def _find_nearest_sparse(points: Points, centers: Array, weights: Array | None) -> Nearest:
     centers = centers.astype(np.float64)
-    lengths = (centers * centers).sum(axis=1)
-    nearness = lengths - 2 * (
-        points @ np.ascontiguousarray(centers.T)
-    )  # without the squared length of the point
+    squares = centers * centers
+    # Without the squared length of the point.
+    nearness = squares.sum(axis=1) - 2 * (points @ np.ascontiguousarray(centers.T))
     labels = nearness.argmin(axis=1).astype(np.int32)
-    point_lengths = squared_lengths(points)
-    distances = np.take_along_axis(nearness, labels[:, None], axis=1)[:, 0] + point_lengths
-    distances[distances <= ROUNDING * (point_lengths + lengths[labels])] = 0
+    distances = _distances_to(points, centers, squares, labels)
     loss = distances if weights is None else distances * weights
     return Nearest(labels, distances, float(loss.sum()))
+
+
+def _distances_to(points: Points, centers: Array, squares: Array, labels: Array) -> Array:
+    """Return the squared distance of each point to its center. `squares`: of the numbers of the centers.
+
+    A difference of squared lengths would lose the digits of points that are near each other and far from the origin. So
+    only the columns in which a point has no stored number count by such a difference.
+    """
+    rows, (count, columns) = row_numbers(points), points.shape
+    places = labels[rows] * np.intp(columns) + points.indices
+    offsets = points.data - centers.ravel()[places]
+    distances = sums_at(rows, offsets * offsets, count)
+    # Sums in the order of the columns, as those of the stored numbers: equal ones have a difference of exactly 0.
+    lengths = np.cumsum(squares, axis=1)[labels, -1]
+    others = lengths - sums_at(rows, squares.ravel()[places], count)
+    others[others <= ORDER_ROUNDING * np.diff(points.indptr) * lengths] = 0
+    distances += others
+    distances[distances <= (MEAN_ROUNDING * np.finfo(points.dtype).eps) ** 2 * lengths] = 0
+    return distances

@@ -22,7 +22,9 @@ __all__ = [
     "is_sparse",
     "join_points",
     "make_csr",
+    "row_numbers",
     "squared_lengths",
+    "sums_at",
 ]
 
 Array = NDArray[Any]
@@ -58,7 +60,7 @@ def join_points(parts: Sequence[Points]) -> Points:
 def squared_lengths(points: csr_array) -> Array:
     """Return the squared length of each point, in float64."""
     squares = np.square(points.data, dtype=np.float64)
-    return _sums_at(_row_numbers(points), squares, points.shape[0])
+    return sums_at(row_numbers(points), squares, points.shape[0])
 
 
 def column_moments(points: Points, weights: Array | None, shift: Array) -> dict[str, Any]:
@@ -68,12 +70,12 @@ def column_moments(points: Points, weights: Array | None, shift: Array) -> dict[
     """
     if is_sparse(points):
         weights = np.ones(points.shape[0]) if weights is None else weights
-        by_number = weights[_row_numbers(points)]
+        by_number = weights[row_numbers(points)]
         columns, count = points.indices, points.shape[1]
         squares = np.square(points.data, dtype=np.float64)
         return {
-            "sum": _sums_at(columns, by_number * points.data, count),
-            "squares": _sums_at(columns, by_number * squares, count),
+            "sum": sums_at(columns, by_number * points.data, count),
+            "squares": sums_at(columns, by_number * squares, count),
             "weight": float(weights.sum()),
         }
     offsets = points.astype(np.float64) - shift
@@ -98,11 +100,11 @@ def distinct_points(points: Points) -> tuple[Points, Array]:
     return points[first], places.reshape(-1)
 
 
-def _row_numbers(points: csr_array) -> Array:
+def row_numbers(points: csr_array) -> Array:
     """Return the row of each stored number."""
     return np.repeat(np.arange(points.shape[0]), np.diff(points.indptr))
 
 
-def _sums_at(places: Array, numbers: Array, count: int) -> Array:
+def sums_at(places: Array, numbers: Array, count: int) -> Array:
     """Return the sums of the numbers at each of `count` places, as float64 also if there are no numbers."""
     return np.bincount(places, numbers, minlength=count).astype(np.float64, copy=False)
