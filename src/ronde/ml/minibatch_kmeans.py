@@ -66,7 +66,7 @@ class MiniBatchKMeans(CenterEstimator):
             as read half of the rows, has not become lower (10). None: it goes on.
         init_size: Among how many rows the first centers are chosen (None: those of three batches, or three times
             `n_clusters` if that is more).
-        compute_labels: Whether `fit` ends with a pass over all rows for `labels_` and `inertia_`.
+        compute_labels: Whether `fit` and `partial_fit` end with a pass over their rows for `labels_` and `inertia_`.
         reassignment_ratio: A cluster with less than this times the rows of the largest gets the row of the batch that
             is farthest from its center (0.01).
         metric: As of `KMeans`.
@@ -78,7 +78,7 @@ class MiniBatchKMeans(CenterEstimator):
         cluster_centers_: The centers, an array of shape (n_clusters, n_features) and X's dtype.
         counts_: The weight of the rows that each center is the mean of, an array of shape (n_clusters,).
         labels_: The number of the center of each row of the last call, an int32 array; missing as of `KMeans`, and
-            after a `fit` with `compute_labels=False`.
+            after a call with `compute_labels=False`.
         inertia_: As of `KMeans`, of the rows of the last call.
         n_iter_: How often, on average, each row was read, rounded up.
         n_steps_: How many batches there were.
@@ -161,9 +161,8 @@ class MiniBatchKMeans(CenterEstimator):
         self.n_iter_ = -(-result.steps * int(size) // data.num_rows)
         if self.compute_labels:
             self._set_assignment(result.outputs)
-        else:  # those of an earlier fit
-            for name in ("labels_", "inertia_"):
-                self.__dict__.pop(name, None)
+        else:
+            self._remove_assignment()
         self._end_fit(progress, result.state.records)
         return self
 
@@ -213,10 +212,18 @@ class MiniBatchKMeans(CenterEstimator):
             farthest = rows.with_keys(far_keys(points, weights, centers)).smallest(len(weak))
             give_rows(centers, counts, weak, farthest)
         self._set_centers(centers, counts)
-        nearest = find_nearest(points, centers, weights)
-        self.labels_, self.inertia_ = nearest.labels, nearest.loss * geometry.loss_scale
+        if self.compute_labels:
+            nearest = find_nearest(points, centers, weights)
+            self.labels_, self.inertia_ = nearest.labels, nearest.loss * geometry.loss_scale
+        else:
+            self._remove_assignment()
         self.n_steps_ += 1
         return self
+
+    def _remove_assignment(self) -> None:
+        """Remove the labels and the inertia of an earlier call."""
+        for name in ("labels_", "inertia_"):
+            self.__dict__.pop(name, None)
 
     def _batches(self, data: TrainingData, reader: PointReader, size: int) -> Batches:
         number, seed = self._run_count(STARTS_FROM_RANDOM_ROWS), self._seed()

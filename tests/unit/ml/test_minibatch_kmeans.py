@@ -131,3 +131,15 @@ def test_labels_are_computed_if_wanted() -> None:
     assert not hasattr(model, "labels_")
     assert not hasattr(model, "inertia_")
     assert model.fit_predict(X).tolist() == model.predict(X).tolist()
+
+
+def test_labels_of_partial_fits_are_computed_if_wanted() -> None:
+    X = some_points(500)
+    model = MiniBatchKMeans(6, random_state=0).partial_fit(X)
+    centers = model.cluster_centers_.copy()
+    assert model.labels_.tolist() == model.predict(X).tolist()
+    model.set_params(compute_labels=False).partial_fit(X)
+    assert not hasattr(model, "labels_")
+    assert not hasattr(model, "inertia_")
+    assert model.n_steps_ == 2
+    assert (model.cluster_centers_ != centers).any()
