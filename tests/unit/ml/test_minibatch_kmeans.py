@@ -143,3 +143,25 @@ def test_labels_of_partial_fits_are_computed_if_wanted() -> None:
     assert not hasattr(model, "inertia_")
     assert model.n_steps_ == 2
     assert (model.cluster_centers_ != centers).any()
+
+
+@pytest.mark.parametrize("init", ["k-means||", "random"])
+def test_first_centers_are_rows_with_weight(init: str) -> None:
+    X, weights = some_points() + 1000, np.zeros(6000)
+    weights[[7, 1234, 2345, 4567, 5999]] = 1  # none of the first batch, but by chance
+    params: dict[str, Any] = {
+        "init": init,
+        "batch_size": 10,
+        "init_size": 10,
+        "random_state": 0,
+        "max_iter": 1,
+    }
+    models = [
+        MiniBatchKMeans(3, on=f"threads:{tasks}", **params).fit(X, sample_weight=weights) for tasks in (1, 3)
+    ]
+    rows = {row.tobytes() for row in X[weights > 0]}
+    one_step = MiniBatchKMeans(3, **{**params, "batch_size": 6000, "reassignment_ratio": 0.0})
+    one_step.fit(X, sample_weight=weights)
+    assert all(row.tobytes() in rows for row in models[0].cluster_centers_)
+    assert models[0].cluster_centers_.tobytes() == models[1].cluster_centers_.tobytes()
+    assert one_step.inertia_ < np.square(X[weights > 0] - X[weights > 0].mean(axis=0)).sum()

@@ -17,10 +17,17 @@ from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
-from ronde.ml.clustering.chosen_rows import ChosenRows, choose_rows, random_keys, rows_by_number
+from ronde.ml.clustering.chosen_rows import (
+    ChosenRows,
+    all_rows,
+    choose_rows,
+    random_keys,
+    rows_by_number,
+)
 from ronde.ml.clustering.empty_clusters import farthest_rows
 from ronde.ml.clustering.geometry import GEOMETRIES, Geometry
 from ronde.ml.clustering.lloyd import tolerance_of
+from ronde.ml.clustering.points import Points
 from ronde.ml.clustering.starts import best_candidates
 from ronde.ml.progress import Progress
 
@@ -119,12 +126,23 @@ class MiniBatchStep:
         if not isinstance(batches.start, str) and len(batches.start) == 1:
             given: Array = c.broadcast(batches.start[0])
             return given
-        size = batches.start_size
-        rows = choose_rows(
-            c, self._batch(c, size, 0), size, lambda points, weights, block_no: np.zeros(len(weights))
-        )
+        rows = self._start_rows(c)
         centers: Array = c.broadcast(self._best_start(rows, seed) if c.task_id == 0 else None)
         return centers
+
+    def _start_rows(self, c: IterationStep) -> ChosenRows:
+        """Return the rows among which first centers are drawn. Those without weight are none of them."""
+        batches = self._batches
+        size = batches.start_size
+        rows = choose_rows(c, self._batch(c, size, 0), size, _keys_of_weighted)
+        if len(rows.weights) >= min(batches.count, c.num_rows):
+            return rows
+        drawn = random_keys([c.state.seed, 0])
+
+        def keys(points: Points, weights: Array, block_no: int) -> Array:
+            return drawn(points, (weights > 0).astype(np.float64), block_no)
+
+        return choose_rows(c, all_rows(c, batches.reader), size, keys)
 
     def _best_start(self, rows: ChosenRows, seed: int) -> Array:
         batches, starts = self._batches, self._batches.start
@@ -192,6 +210,10 @@ def give_rows(centers: Array, counts: Array, clusters: Array, rows: ChosenRows) 
     clusters = clusters[: len(rows.weights)]
     centers[clusters] = rows.as_centers()
     counts[clusters] = others.min() if len(others) else 0
+
+
+def _keys_of_weighted(points: Points, weights: Array, block_no: int) -> Array:
+    return np.where(weights > 0, 0.0, np.inf)
 
 
 def _sums(rows: ChosenRows, centers: Array) -> dict[str, Any]:
