@@ -148,6 +148,15 @@ def test_a_warm_start_continues() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "y", "expected"), [(X, BINARY, r"\(1, 8\)"), (X[:, :5], THREE, r"\(3, 5\)")]
+)
+def test_a_warm_start_needs_the_same_classes_and_columns(rows: Any, y: Any, expected: str) -> None:
+    model = ronde.ml.LogisticRegression(warm_start=True).fit(X, THREE)
+    with pytest.raises(ValueError, match=rf"the shape \(3, 8\), where these classes .* need {expected}"):
+        model.fit(rows, y)
+
+
+@pytest.mark.parametrize(
     "name", ["Lasso", "LogisticRegression", "LinearSVC", "Perceptron", "KMeans", "MiniBatchKMeans"]
 )
 def test_a_number_of_steps_may_come_from_an_array(name: str) -> None:

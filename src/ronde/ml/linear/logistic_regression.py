@@ -97,7 +97,7 @@ class LogisticRegression(LinearClassifier):
         Args:
             X: Shape (rows, features), an array, a data frame or a SciPy matrix; or the path of Parquet files, a
                 Spark data frame, or what `ronde.comqueue.read` returns.
-            y: The classes, shape (rows,): numbers or texts; or the name of a column of X.
+            y: The classes, shape (rows,): numbers or texts; or the name of a column of X, with numbers.
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
@@ -177,7 +177,14 @@ class LogisticRegression(LinearClassifier):
         return kind(self.max_iter, self.tol)
 
     def _start(self, shape: tuple[int, ...]) -> Array:
+        """Return the weights of the first step. Raises ValueError if those of an earlier fit have another shape."""
         if not (self.warm_start and hasattr(self, "coef_")):
             return np.zeros(shape)
+        expected = (shape[0] if len(shape) == 2 else 1, shape[-1] - self.fit_intercept)
+        if self.coef_.shape != expected:
+            raise ValueError(
+                f"warm_start=True, and coef_ of the earlier fit has the shape {self.coef_.shape}, where these classes "
+                f"and columns need {expected}: fit with as many classes and columns, or set warm_start=False"
+            )
         parts = [self.coef_, self.intercept_[:, None]] if self.fit_intercept else [self.coef_]
         return np.hstack(parts).reshape(shape)
