@@ -144,11 +144,20 @@ def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
         column = column.cast(pa.float64())
     if not holds_numbers(column.type):
         raise UsageError(
-            f"column {name!r}{where} has the type {column.type}: expected numbers, or lists of numbers; convert a "
-            "Spark vector by pyspark.ml.functions.vector_to_array"
+            f"column {name!r}{where} has the type {column.type}: expected numbers, or lists of numbers; "
+            f"{_remedy(column.type)}"
         )
     array: NDArray[np.generic] = column.to_numpy(zero_copy_only=False).reshape(shape)
     return array
+
+
+def _remedy(kind: Any) -> str:
+    """Return how to make numbers of the values of an Arrow type."""
+    types = need("pyarrow", "pyarrow.types")
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "encode strings as numbers, or, for labels of an estimator, pass them as the array y, and X without them"
+    return "convert a Spark vector by pyspark.ml.functions.vector_to_array"
 
 
 def _plain_numbers(column: Any) -> NDArray[np.generic] | None:

@@ -69,6 +69,17 @@ def test_mistakes(rows: Any) -> None:
         KMeans(2).fit(X).predict(read(TABLE, {"X": ["a", "b"], "y": "y"}))
 
 
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_the_error_for_labels_that_are_strings_says_what_to_do(is_encoded: bool, tmp_path: Path) -> None:
+    labels = pa.array(np.where(Y > 0, "yes", "no"))
+    table = TABLE.append_column("label", labels.dictionary_encode() if is_encoded else labels)
+    write_table(table, tmp_path / "rows.parquet")
+    for rows in (table, tmp_path / "rows.parquet"):
+        with pytest.raises(ronde.UsageError, match=r"column 'label' .* string.*pass them as the array y"):
+            LogisticRegression().fit(rows, "label")
+    assert set(LogisticRegression().fit(X, labels.to_numpy(zero_copy_only=False)).classes_) == {"yes", "no"}
+
+
 def test_what_needs_rows_in_memory_says_so(rows: Any) -> None:
     data = read(rows(["a", "b"]))
     with pytest.raises(

@@ -91,7 +91,7 @@ class Perceptron(LinearClassifier):
         Args:
             X: Shape (rows, features), an array, a data frame or a SciPy matrix; or the path of Parquet files, a
                 Spark data frame, or what `ronde.comqueue.read` returns.
-            y: The classes, shape (rows,): numbers or texts; or the name of a column of X.
+            y: The classes, shape (rows,): numbers or texts; or the name of a column of X, with numbers.
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
