@@ -21,7 +21,7 @@ with needs_package("pyflink", "flink"):
 from sklearn.utils.validation import check_is_fitted
 
 from ronde.flink.table_rows import check_columns, column_names, numeric_columns
-from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind
+from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind, without_feature_names
 
 __all__ = ["with_predictions"]
 
@@ -70,6 +70,7 @@ def with_predictions(
         )
     if missing := [method for method in outputs.values() if not hasattr(model, method)]:
         raise UsageError(f"{type(model).__name__} has no {' and no '.join(missing)}")
+    model = without_feature_names(model)
     content = to_bytes(model)
     added = []
     for name, method in outputs.items():

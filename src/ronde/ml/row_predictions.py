@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.base import is_clusterer
 
 from ronde.errors import UsageError
 
-__all__ = ["OutputKind", "as_matrix", "output_kind"]
+__all__ = ["OutputKind", "as_matrix", "output_kind", "without_feature_names"]
 
 Array = NDArray[Any]
 
@@ -28,6 +29,13 @@ def output_kind(estimator: Any, predict: Callable[[Array], Array]) -> OutputKind
     if sample.dtype.kind in "biu":
         return "integer"
     return "number" if sample.dtype.kind == "f" else "text"
+
+
+def without_feature_names(estimator: Any) -> Any:
+    """Return a copy of a fitted estimator that takes a matrix without the warning that its columns have no names."""
+    unnamed = copy(estimator)
+    vars(unnamed).pop("feature_names_in_", None)
+    return unnamed
 
 
 def as_matrix(columns: Mapping[str, Any], width: int, remedy: str) -> Array:

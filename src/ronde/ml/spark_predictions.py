@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
-from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind
+from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind, without_feature_names
 from ronde.ml.saving import from_bytes, to_bytes
 from ronde.parquet.needs import need
 from ronde.spark.columns import as_arrays
@@ -53,6 +53,7 @@ def with_predictions(
 
     Raises UsageError if `features` is missing, or one of the others is there already.
     """
+    estimator = without_feature_names(estimator)
     outputs = [
         _Output(column, method, _type_of(estimator, method))
         for method, column in columns.items()

@@ -12,6 +12,7 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.light_dataclasses import dataclass, replace
 from ronde.ml.class_weights import ClassWeights, weights_by_class
+from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows
 from ronde.ml.source_data import checked_parts, mapped_rows, survey
 
@@ -127,13 +128,7 @@ def _data_of_source(
             f"requires y, and the rows of {source!r} have only {', '.join(found.parts)}: "
             'name it, as in read(path, columns={"X": None, "y": "label"})'
         )
-    if reset:
-        estimator.n_features_in_ = found.num_features
-    elif estimator.n_features_in_ != found.num_features:
-        raise ValueError(
-            f"X has {found.num_features} features, but {type(estimator).__name__} is expecting "
-            f"{estimator.n_features_in_} features as input"
-        )
+    check_features(estimator, source, found.num_features, reset)
     return TrainingData(
         rows, found.num_rows, found.num_features, found.dtype, found.total_weight, found.class_weights
     )

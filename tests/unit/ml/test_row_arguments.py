@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyarrow.parquet import write_table
 import ronde
 from ronde.comqueue import read
 from ronde.ml import KMeans, LogisticRegression, MiniBatchKMeans, Ridge
+from ronde.ml.row_predictions import without_feature_names
 
 random = np.random.default_rng(0)
 X = random.normal(size=(200, 2)) + 5 * random.integers(2, size=(200, 1))
@@ -92,3 +94,56 @@ def test_what_needs_rows_in_memory_says_so(rows: Any) -> None:
         Ridge().fit(X, Y).predict(data)
     model = MiniBatchKMeans(2, random_state=0).partial_fit(data.load(0, 100))  # type: ignore[union-attr]
     assert model.n_steps_ == 1
+
+
+def names_of(model: Any) -> list[str] | None:
+    return list(model.feature_names_in_) if hasattr(model, "feature_names_in_") else None
+
+
+def test_features_have_the_names_of_the_columns(rows: Any) -> None:
+    frame = pa.table({"b": X[:, 1], "a": X[:, 0]})
+    model = Ridge().fit(rows(["a", "y", "b", "weight"]), "y", sample_weight="weight")
+    assert names_of(model) == ["a", "b"]
+    with pytest.raises(ValueError, match="Feature names must be in the same order"):
+        model.predict(frame)
+    assert len(model.predict(frame.select(["a", "b"]))) == len(X)
+    assert names_of(model.fit(rows(["b", "y"]), "y")) == ["b"]
+    assert names_of(model.fit(X, Y)) is None
+    assert names_of(KMeans(2).fit(rows(["a", "b", "weight"]), sample_weight="weight")) == ["a", "b"]
+
+
+def test_columns_of_lists_have_no_names() -> None:
+    table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(X.ravel(), 2), "y": Y})
+    model = Ridge().fit(TABLE.select(["a", "b", "y"]), "y")
+    assert names_of(model.fit(read(table, {"X": ["vector"], "y": "y"}))) is None
+    assert model.n_features_in_ == 2
+
+
+def test_files_have_names_for_a_prediction(tmp_path: Path) -> None:
+    for name, columns in (("fit", ["a", "b"]), ("other", ["b", "a"])):
+        write_table(TABLE.select(columns), tmp_path / f"{name}.parquet")
+    model = KMeans(2, init=X[:2]).fit(tmp_path / "fit.parquet")
+    assert names_of(model) == ["a", "b"]
+    assert model.predict(tmp_path / "fit.parquet").tolist() == model.labels_.tolist()
+    with pytest.raises(ValueError, match="Feature names must be in the same order"):
+        model.predict(tmp_path / "other.parquet")
+
+
+def test_the_index_of_a_data_frame_is_no_feature() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    frame = pandas.DataFrame({"a": X[:, 0], "text": "x", "b": X[:, 1], "y": Y}).set_index("y", drop=False)
+    frame.index.name = "number"
+    model = Ridge().fit(frame, "y")
+    assert names_of(model) == ["a", "b"]
+    with pytest.raises(ValueError, match="Feature names must be in the same order"):
+        model.score(frame[["b", "a"]], Y)
+
+
+def test_a_matrix_needs_no_names_on_a_cluster() -> None:
+    model = Ridge().fit(TABLE.select(["a", "b", "y"]), "y")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(
+            without_feature_names(model).predict(X), X @ model.coef_ + model.intercept_
+        )
+    assert names_of(model) == ["a", "b"]

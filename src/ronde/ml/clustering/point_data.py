@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_array
 
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.read import is_flink_table
 from ronde.ml.clustering.points import is_sparse
+from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows, check_in_memory
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
@@ -42,7 +43,8 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
             reset=reset,
             accept_sparse=accepted_formats(estimator.metric),
         )
-    first = validate_data(estimator, first, reset=reset, dtype=FLOATS)
+    first = check_array(first, dtype=FLOATS, estimator=estimator, input_name="X")
+    check_features(estimator, X, first.shape[1], reset)
     rows: dict[str, Any] = {"X": X}
     if sample_weight is not None:
         stand_in = np.broadcast_to(first, (X.num_rows, first.shape[1]))
