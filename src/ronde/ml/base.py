@@ -70,7 +70,7 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and fitted attributes to a file, which `ronde.ml.load` reads. It is not a pickle.
 
-        The parameter `on` is not saved.
+        The settings of `set_output` and `set_fit_request` are saved, the parameter `on` and callbacks are not.
 
         Args:
             path: The file. One that exists is replaced when the new one is complete.

@@ -19,6 +19,7 @@ import numpy as np
 
 from ronde.errors import UsageError
 from ronde.ml import ESTIMATORS
+from ronde.ml.estimator_settings import apply_settings, described_settings
 from ronde.ml.plain_values import ArrayReader, decoded, encoded, write_arrays
 from ronde.new_files import create_anew
 
@@ -64,6 +65,7 @@ def _write(estimator: Any, file: IO[bytes]) -> None:
         "class": name,
         "params": {key: encoded(value, f"{name}.{key}", arrays) for key, value in params.items()},
         "attributes": {key: encoded(value, f"{name}.{key}", arrays) for key, value in attributes.items()},
+        **described_settings(estimator),
     }
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(DESCRIPTION, json.dumps(description, allow_nan=False))
@@ -144,6 +146,7 @@ def _estimator(description: Any, arrays: ArrayReader) -> Any:
         if not _is_fitted_attribute(key) or hasattr(kind, key):
             raise UsageError(f"{key!r} is not the name of a fitted attribute of {name}")
         setattr(estimator, key, decoded(value, arrays))
+    apply_settings(estimator, description)
     return estimator
 
 

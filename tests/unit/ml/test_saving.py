@@ -14,8 +14,10 @@ from numpy.lib import format as npy
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
+from sklearn import config_context
+
 from ronde.errors import UsageError
-from ronde.ml import ESTIMATORS, load
+from ronde.ml import ESTIMATORS, KMeans, load
 from ronde.ml.base import DistributedEstimator
 from ronde.ml.history import History
 
@@ -80,6 +82,41 @@ def test_a_loaded_estimator_is_the_saved_one(tmp_path: Path) -> None:
         assert repr(vars(other)[name]) == repr(value)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert other.coef_.flags.writeable
+
+
+def test_outputs_and_metadata_requests_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed here")
+    with config_context(enable_metadata_routing=True):
+        model = KMeans(2).set_output(transform="pandas").set_fit_request(sample_weight="weight")
+        model.set_score_request(sample_weight=True)
+    model.fit(np.eye(4)).save(tmp_path / "model")
+    other = load(tmp_path / "model")
+    assert type(other.transform(np.eye(4))).__name__ == "DataFrame"
+    assert repr(other.get_metadata_routing()) == repr(model.get_metadata_routing())
+    assert other.get_metadata_routing().fit.requests == {"sample_weight": "weight"}
+    other.set_output(transform="default").save(tmp_path / "model")
+    assert type(load(tmp_path / "model").transform(np.eye(4))) is np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"output": "__import__"}, "its output is '__import__': expected one of default, pandas"),
+        ({"output": ["pandas"]}, "its output is"),
+        ({"metadata_requests": {"fit": {"beta": True}}}, "KMeans takes no metadata 'beta' in 'fit'"),
+        (
+            {"metadata_requests": {"save": {"sample_weight": True}}},
+            "takes no metadata 'sample_weight' in 'save'",
+        ),
+        ({"metadata_requests": {"fit": {"sample_weight": "a b"}}}, "damaged"),
+        ({"metadata_requests": {"fit": {"sample_weight": []}}}, "damaged"),
+        ({"metadata_requests": 1}, "damaged"),
+    ],
+)
+def test_settings_that_save_does_not_write_are_refused(tmp_path: Path, settings: Any, message: str) -> None:
+    path = saved(tmp_path / "model", {**description(), "class": "KMeans", **settings})
+    with pytest.raises(UsageError, match=message):
+        load(path)
 
 
 def test_a_value_without_a_plain_form_is_not_saved(tmp_path: Path) -> None:
