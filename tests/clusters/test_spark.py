@@ -310,6 +310,14 @@ def test_a_lost_task_changes_no_bit_of_an_iteration(
     assert (folder / "died").exists()
 
 
+@pytest.mark.parametrize("how", ["kill", "lose"])
+def test_a_task_lost_in_step_7_of_20_changes_no_bit_of_k_means(context: Any, folder: Path, how: str) -> None:
+    expected = kmeans.centers_after_loss(folder, "threads:2")  # no loss: the path exists
+    assert expected[1] == 20
+    assert kmeans.centers_after_loss(folder / "died", "spark:2", how) == expected
+    assert (folder / "died").exists()
+
+
 def test_a_cancelled_spark_job_releases_every_wait(context: Any, folder: Path) -> None:
     def cancel() -> None:
         until_there(folder / "pids")

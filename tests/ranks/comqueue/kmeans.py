@@ -55,6 +55,39 @@ def step(c: IterationStep) -> None:
     c.state.centers = centers
 
 
+class LosingStep:
+    """The step of k-means. In step 7 it loses task 1, unless the file exists that it then creates."""
+
+    def __init__(self, flag: Path, how: str) -> None:
+        self._flag, self._how = flag, how
+
+    def __call__(self, c: IterationStep) -> None:
+        if (c.task_id, c.step_no) == (1, 7) and not self._flag.exists():
+            self._flag.touch()
+            lose_task(self._how)
+        step(c)
+
+
+def centers_after_loss(
+    flag: Path, on: str, how: str = "kill", folder: str | None = None
+) -> tuple[bytes, int]:
+    """Return the bits of the centers after 20 steps, in which they do not converge, and the number of steps.
+
+    `flag`, `how`: as of `LosingStep`.
+    """
+    points = np.random.default_rng(0).uniform(size=(2000, 2))
+    result = iterate(
+        LosingStep(flag, how),
+        data=points,
+        state={"centers": points[:12]},
+        max_iter=20,
+        on=on,
+        checkpoint_every=3,
+        checkpoint_folder=folder,
+    )
+    return result.state.centers.tobytes(), result.steps
+
+
 def sum_blocks_step(c: IterationStep) -> None:
     c.state.small = c.sum_blocks(lambda rows: {"rows": rows.sum(axis=0), "n": len(rows)})
     c.state.large = c.sum_blocks(lambda rows: np.outer(np.arange(40_000) / 3, rows.sum(axis=0)))
@@ -76,6 +109,14 @@ def die_on_task_1(context: ComContext) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def lose_task(how: str) -> None:
+    """End this task. `how`: "exception"; "kill" this process; or "lose" the process of the cluster above the agent."""
+    if how == "exception":
+        raise ValueError("no luck")
+    os.kill(os.getpid() if how == "kill" else _task(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def _task() -> int:
     """Return the process of the cluster's task, of which the agent above this rank is a child."""
     pid = os.getppid()
@@ -92,10 +133,7 @@ def _parent_of(pid: int) -> int:
 
 
 class NoisyMean(ComputeFunction):
-    """Adds noise from a generator of the task, and fails on task 1 at a step, once.
-
-    `how`: "exception"; "kill" this process; or "lose" the task of a cluster, the process of which the agent is a child.
-    """
+    """Adds noise from a generator of the task, and fails on task 1 at a step, once. `how`: as of `lose_task`."""
 
     def __init__(self, flag: str, at_step: int, how: str) -> None:
         self.flag, self.at_step, self.how = flag, at_step, how
@@ -107,11 +145,7 @@ class NoisyMean(ComputeFunction):
         if (context.task_id, context.step_no) == (1, self.at_step) and not os.path.exists(self.flag):
             with open(self.flag, "x"):
                 pass
-            if self.how == "exception":
-                raise ValueError("no luck")
-            os.kill(os.getpid() if self.how == "kill" else _task(), signal.SIGKILL)
-            if self.how == "lose":
-                time.sleep(600)
+            lose_task(self.how)
         noise = context.get_obj("random").normal(size=3)
         context.put_obj("sum", context.get_obj("rows").mean(axis=0) + noise)
 

@@ -101,6 +101,13 @@ def test_a_killed_task_changes_no_bit_of_the_result(tmp_path: Path, caplog: pyte
     assert "start again from their last checkpoint (restart 1 of 3)" in caplog.text
 
 
+def test_a_task_killed_in_step_7_of_20_changes_no_bit_of_k_means(tmp_path: Path) -> None:
+    expected = kmeans.centers_after_loss(tmp_path, "threads:2")  # no loss: the path exists
+    assert expected[1] == 20
+    assert kmeans.centers_after_loss(tmp_path / "died", "local:2") == expected
+    assert (tmp_path / "died").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "lose"])
 @pytest.mark.parametrize("has_folder", [True, False], ids=["folder", "driver"])
