@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.conformance.cluster_kinds import KINDS, SILENCED, SLOTS, New, agents, parent_of
 
-from ronde.comqueue import IterationStep, iterate
+from ronde.comqueue import IterationStep, iterate, read
 from ronde.errors import UsageError, WorkerError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.base import Capacity, Cluster, Ticket
@@ -249,7 +249,7 @@ def test_an_iteration_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None
     assert total(cluster) == total("threads:2")
 
 
-def test_kmeans_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None:
+def test_the_steps_of_kmeans_give_the_same_bits_as_elsewhere(cluster: Cluster) -> None:
     if cluster.capacity() is None:
         pytest.skip("an iteration takes as many tasks as the cluster tells")
     from ronde.ml.clustering.block_points import PointReader
@@ -267,6 +267,37 @@ def test_kmeans_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None:
         return result.state.best.tobytes(), labels.tobytes(), result.outputs[0].loss
 
     assert fit(cluster) == fit("threads:3")
+
+
+def test_the_estimator_kmeans_gives_the_same_bits_as_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+    if cluster.capacity() is None:
+        pytest.skip("an iteration takes as many tasks as the cluster tells")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+    from ronde.ml import KMeans
+
+    points = np.random.default_rng(0).normal(size=(1000, 3))
+    rows = parquet_of(points, tmp_path)
+
+    def fit(data: Any, on: Any) -> tuple[bytes, bytes, float]:
+        model = KMeans(4, random_state=0, max_iter=10, tol=0, on=on).fit(data)
+        return model.cluster_centers_.tobytes(), model.labels_.tobytes(), model.inertia_
+
+    expected = fit(points, "threads:3")
+    assert fit(points if rows is None else rows, cluster) == expected
+
+
+def parquet_of(points: Any, folder: Path) -> Any:
+    """Return a description of a folder of Parquet files with these points; None if `read` lacks a package for it."""
+    try:
+        import fsspec  # noqa: F401
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return None
+    for number, part in enumerate(np.array_split(points, 3)):
+        table = pyarrow.table(dict(zip("abc", part.T)))
+        pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=100)
+    return read(str(folder))
 
 
 def test_an_exception_ends_the_job_and_the_next_one_runs(cluster: Cluster) -> None:
