@@ -39,7 +39,7 @@ class Activity:
         self._function, self._step_no, self.operation = function, step_no, ""
 
     def end(self) -> None:
-        """Note that the function has returned."""
+        """Note that the last function of the queue has returned."""
         self._function = self.operation = ""
 
 

@@ -72,6 +72,7 @@ def run_plan(
         context.step_no = step_no = step_no + 1
         for item in plan.items:
             _run_item(item, context, group)
+        group.activity.end()
         if plan.criterion is not None and _is_reached(plan.criterion, context, group):
             break
         if step_no == plan.max_iter:
@@ -80,6 +81,7 @@ def run_plan(
             _meet(group)
             checkpoints.save(step_no, _packed(plan, objects, partition, group.num_tasks))
     result = None if plan.complete is None else _run_item(plan.complete, context, group)
+    group.activity.end()
     if checkpoints is not None:
         _meet(group)
         checkpoints.clear()
@@ -90,18 +92,19 @@ def _run_item(item: Item, context: ComContext, group: TaskGroup) -> Any:
     group.activity.begin(item.name, context.step_no)
     try:
         if isinstance(item.function, CommunicateFunction):
-            result = item.function.communicate(context, group)
-        else:
-            result = item.function(context)
-    except (PeerError, MismatchError):  # a MismatchError names the place on two tasks
+            return item.function.communicate(context, group)
+        return item.function(context)
+    except PeerError:
         raise
+    except MismatchError as error:
+        if f"in step {context.step_no}" in str(error):  # as those of a group, which name what two tasks did
+            raise
+        raise MismatchError(f"{group.activity.place}: {error}") from None
     except Exception as error:
         said = f": {error}" if str(error) else ""
         raise StepError(
             f"{item.name} failed {context.describe_place()}: {type(error).__name__}{said}"
         ) from error
-    group.activity.end()
-    return result
 
 
 def _is_reached(criterion: Item, context: ComContext, group: TaskGroup) -> bool:
@@ -110,6 +113,7 @@ def _is_reached(criterion: Item, context: ComContext, group: TaskGroup) -> bool:
     if group.task_id == 0 and not isinstance(compare, CommunicateFunction):
         item = Item(criterion.name, lambda context: bool(compare(context)))
         reached[0] = _run_item(item, context, group)
+        group.activity.end()
     group.allreduce(reached, Max)
     return bool(reached[0])
 

@@ -319,6 +319,17 @@ def test_an_object_that_one_task_lacks() -> None:
         ComQueue().add(not_task_1).add(AllReduce("x")).exec(THREE)
 
 
+def test_a_mismatch_that_a_users_function_finds() -> None:
+    class SameVersion(CommunicateFunction):
+        def communicate(self, context: ComContext, group: TaskGroup) -> None:
+            if len(set(group.allgather_object(group.task_id))) > 1:
+                raise MismatchError("the tasks have different versions")
+
+    message = r"SameVersion object at .*> in step 1: the tasks have different versions"
+    with pytest.raises(RemoteError, match=message):
+        ComQueue().add(SameVersion()).exec(THREE)
+
+
 def test_a_task_that_ends_early_releases_the_others() -> None:
     class OnlySome(CommunicateFunction):
         def communicate(self, context: ComContext, group: TaskGroup) -> None:
