@@ -249,26 +249,6 @@ def test_an_iteration_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None
     assert total(cluster) == total("threads:2")
 
 
-def test_the_steps_of_kmeans_give_the_same_bits_as_elsewhere(cluster: Cluster) -> None:
-    if cluster.capacity() is None:
-        pytest.skip("an iteration takes as many tasks as the cluster tells")
-    from ronde.ml.clustering.block_points import PointReader
-    from ronde.ml.clustering.lloyd import AssignRows, LloydStep, Runs, first_state
-    from ronde.ml.progress import Progress
-
-    points = np.random.default_rng(0).normal(size=(1000, 3))
-    reader = PointReader("euclidean", points.dtype)
-    runs = Runs(reader, 4, [points[:4]], number=1, max_iter=10, tol=0.0, seed=0)
-
-    def fit(on: Any) -> tuple[bytes, bytes, float]:
-        step, finish = LloydStep(runs, Progress("KMeans", False)), AssignRows(reader)
-        result = iterate(step, data={"X": points}, state=first_state(), max_iter=10, on=on, finish=finish)
-        labels = np.concatenate([each.labels for each in result.outputs])
-        return result.state.best.tobytes(), labels.tobytes(), result.outputs[0].loss
-
-    assert fit(cluster) == fit("threads:3")
-
-
 def test_the_estimator_kmeans_gives_the_same_bits_as_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
     if cluster.capacity() is None:
         pytest.skip("an iteration takes as many tasks as the cluster tells")
