@@ -125,5 +125,7 @@ def test_a_lost_task_changes_no_bit_of_the_result(tables: Any, cluster: Any, tmp
         return float(state.total)
 
     found = total(checkpoint_every=3)
-    assert steps.read_text().split() == [*map(str, range(1, 8)), *map(str, range(7, 21))]
+    # The task may have been lost before the other one had saved what it had after step 6.
+    again = steps.read_text().split()[7:]
+    assert again in ([*map(str, range(7, 21))], [*map(str, range(4, 21))])
     assert found == total()

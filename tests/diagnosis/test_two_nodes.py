@@ -115,9 +115,9 @@ def test_the_host_of_the_store_is_gone(nodes: Nodes) -> None:
     nodes.launcher.script(
         "import ronde; ronde.init(); print('ready', flush=True); ronde.world().recv(bytearray(1), 0)"
     )
-    host = nodes.start(nodes="2", conf="keep_alive_interval=1")
+    host = nodes.start(nodes="2", conf="keep_alive_interval=3")
     await_line(host.stderr, b"1 of 2 nodes is here; waiting for the others")  # it serves the store
-    other = nodes.start(nodes="2", conf="keep_alive_interval=1")
+    other = nodes.start(nodes="2", conf="keep_alive_interval=3")
     await_line(other.stdout, b"ready")
     host.kill()
     await_line(other.stderr, b"was lost, and the store with it; starting again without")
