@@ -214,7 +214,7 @@ class Settings:
     )
     cache_capacity: int = _setting(
         "RONDE_CACHE_CAPACITY",
-        8192,
+        16384,
         "Number of named tensors that the engine remembers, so that they need no new negotiation; 0: none.",
         count_from(0, 2**20),
         also="HOROVOD_CACHE_CAPACITY",

@@ -51,7 +51,7 @@ _ENGINE = (
     Option(
         ENGINE,
         ("--cache-capacity",),
-        "number of named tensors that the engine remembers, so that they need no negotiation (default: 8192)",
+        "number of named tensors that the engine remembers, so that they need no negotiation (default: 16384)",
         metavar="N",
         kind=count_from(0),
         variable="RONDE_CACHE_CAPACITY",
