@@ -42,6 +42,10 @@ class SparkRows:
     def __repr__(self) -> str:
         return f"<SparkRows: {', '.join(self._selection.names)}>"
 
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part, as `ColumnSelection` does."""
+        return self._selection.columns_of(part)
+
     def place(self, cluster: Cluster) -> None:
         """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not that of the rows."""
         from ronde.spark.cluster import SparkCluster
@@ -74,6 +78,10 @@ class FlinkRows:
 
     def __repr__(self) -> str:
         return f"<FlinkRows: {', '.join(self._selection.names)}>"
+
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part, as `ColumnSelection` does."""
+        return self._selection.columns_of(part)
 
     def place(self, cluster: Cluster) -> None:
         """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not a Flink cluster."""

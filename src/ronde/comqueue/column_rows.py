@@ -47,6 +47,10 @@ class ColumnRows:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.num_rows} rows of {self._name}>"
 
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part, as `ColumnSelection` does."""
+        return self._selection.columns_of(part)
+
     def load(self, begin: int, end: int) -> Any:
         """Return rows as `read` describes them."""
         return next(self._blocks([range(begin, end)]))

@@ -85,6 +85,11 @@ class ColumnSelection:
         self._is_single = not isinstance(option, Mapping)
         self.names = tuple(dict.fromkeys(name for columns, _ in self._parts.values() for name in columns))
 
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of the array with this name, or of the only array if it has none; () without such one."""
+        columns, _ = self._parts.get(part, self._parts.get(_ONLY, ((), True)))
+        return columns
+
     def learn(self, sample: Columns) -> None:
         """Take dtypes and shapes from some rows. Call this before the other methods."""
         self._rows = {name: (sample[name].dtype, sample[name].shape[1:]) for name in self.names}

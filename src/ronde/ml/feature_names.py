@@ -64,7 +64,6 @@ def _feature_names(source: Any) -> list[str]:
     """Return the names of the columns of part X; none if they are unknown."""
     if isinstance(source, TableRows):
         return source.feature_names
-    # What `read` makes of files and of rows on a cluster has no public attribute for its columns.
-    parts = getattr(getattr(source, "_selection", None), "_parts", {})
-    columns, _ = parts.get("X", parts.get("", ((), True)))
-    return list(columns)
+    # What `read` makes of files and of rows on a cluster; a user's source need not have columns.
+    columns_of = getattr(source, "columns_of", None)
+    return list(columns_of("X")) if columns_of else []
