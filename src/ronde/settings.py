@@ -267,7 +267,7 @@ class Settings:
         None,
         "Largest all-reduce that `auto` does by `doubling` between hosts. With 3, 5, 6, 7 or 9 to 15 hosts the limit "
         "is a quarter of this value; with 64 to 95 hosts it is twice this value, with 96 to 127 three times, and so "
-        "on. None: 64 KiB.",
+        "on, but less than a `ring_bytes` that is set. None: 64 KiB.",
         bytes_up_to("2GiB"),
     )
     ring_bytes: int | None = _setting(
