@@ -1,7 +1,8 @@
-"""Measures all-reduce between two hosts beside iperf3 on the same link: Ronde, and Gloo.
+"""Measures collectives between two hosts beside iperf3 on the same link: Ronde, and Gloo.
 
     python benchmarks/hosts.py                     # as root: the hosts are network namespaces
     python benchmarks/hosts.py --rate 1gbit        # on a link of that rate
+    python benchmarks/hosts.py --rate 1gbit --ranks-per-host 2 --ops allreduce allgather
 
 benchmarks/README.md tells how to read the table.
 """
@@ -21,11 +22,13 @@ from collectives import enough_calls
 from groups import Group
 from tables import format_bytes, parse_bytes
 
+from ronde.core.collective_traffic import OPERATIONS, JobShape, least_traffic
 from ronde.testing import hosts
 
-RANKS = 2  # one on each host
+HOSTS = 2
 ITEM_BYTES = 4  # float32
 IPERF_S = 2
+ONE_WAY = {"broadcast", "reduce", "gather", "scatter"}  # the other direction of a link is idle
 CONTESTANTS = ["ronde-private", "gloo"]
 # The same with tags on tensors, or encrypted.
 PROTECTIONS = {"ronde-payload": "payload", "ronde-secret": "secret"}
@@ -56,52 +59,59 @@ def iperf(two: hosts.Hosts, streams: int, both_ways: bool) -> float:
     return float(min(end[name]["bits_per_second"] for name in sums))
 
 
-def wire_rate(group: Group, nbytes: int) -> float:
-    """Bits per second in one direction, by the load of a ring on each link: 2 (n - 1) / n of the bytes."""
-    group.ask("prepare", "allreduce", nbytes // ITEM_BYTES)
+def link_rate(group: Group, operation: str, nbytes: int) -> float:
+    """Bits per second in one direction, by the least that an algorithm must send over the busiest link."""
+    group.ask("prepare", operation, nbytes // ITEM_BYTES)
     seconds = group.seconds_per_call(enough_calls(group))
-    return 8 * nbytes * 2 * (RANKS - 1) / RANKS / seconds
+    least = least_traffic(operation, JobShape(HOSTS, group.size // HOSTS), nbytes)
+    return 8 * least.busiest_bytes / seconds
 
 
-def measure(
-    two: hosts.Hosts, options: argparse.Namespace, groups: dict[str, Group]
-) -> dict[str, list[float]]:
-    """Medians over rounds in bits per second, per size for the contestants; everyone has a turn in every round."""
+Rates = dict[str, list[float]]  # medians in bits per second; of the contestants one for each case
+
+
+def measure(two: hosts.Hosts, options: argparse.Namespace, groups: dict[str, Group]) -> Rates:
+    """Medians over rounds of iperf3, one way and both ways, and of the contestants; all have a turn in each round."""
     rates: dict[str, list[list[float]]] = {name: [] for name in ("one", "both", *groups)}
     for number in range(1, options.rounds + 1):
         print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
         rates["one"].append([iperf(two, options.streams, both_ways=False)])
         rates["both"].append([iperf(two, options.streams, both_ways=True)])
         for name, group in groups.items():
-            rates[name].append([wire_rate(group, nbytes) for nbytes in options.sizes])
+            rates[name].append([link_rate(group, *case) for case in cases(options)])
     return {name: [statistics.median(column) for column in zip(*rounds)] for name, rounds in rates.items()}
 
 
+def cases(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """Return the operations and sizes in the order in which they are measured."""
+    return [(operation, nbytes) for operation in options.ops for nbytes in options.sizes]
+
+
 def start(two: hosts.Hosts, contestant: str) -> Group:
-    """The contestant's ranks, one on each host."""
+    """The contestant's ranks."""
     # Gloo needs a port, which is free because the hosts are new.
     environ = {"MASTER_ADDR": two.ipv4(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
     if contestant in PROTECTIONS:
         environ["RONDE_PROTECTION"] = PROTECTIONS[contestant]
         contestant = "ronde-private"
-    return Group(contestant, RANKS, two.places(), two.store_address(), environ)
+    return Group(contestant, len(two.places()), two.places(), two.store_address(), environ)
 
 
-def print_table(options: argparse.Namespace, medians: dict[str, list[float]]) -> None:
-    """Everything against iperf3 with both directions busy, because an all-reduce keeps both busy."""
-    limit = medians["both"][0]
-    print(
-        f"\niperf3, {options.streams} stream(s): one direction {medians['one'][0] / 1e9:.2f} Gbit/s,", end=" "
-    )
-    print(f"both at once {limit / 1e9:.2f} Gbit/s each")
+def print_table(options: argparse.Namespace, medians: Rates) -> None:
+    """Each operation is held against iperf3 with as many directions busy as the operation keeps busy."""
+    one, both = medians["one"][0], medians["both"][0]
+    print(f"\niperf3, {options.streams} stream(s): one direction {one / 1e9:.2f} Gbit/s,", end=" ")
+    print(f"both at once {both / 1e9:.2f} Gbit/s each")
     contestants = [name for name in medians if name not in ("one", "both")]
-    print(f"\nallreduce, {RANKS} hosts, ring traffic per direction, median of {options.rounds} rounds")
-    print(f"{'bytes':>8}" + "".join(f"{name + ' Gbit/s':>24}{'/iperf3':>9}" for name in contestants))
-    for index, nbytes in enumerate(options.sizes):
+    print(f"\n{HOSTS} hosts with {options.ranks_per_host} ranks each, median of {options.rounds} rounds:", end=" ")
+    print("the least that must cross the busiest link, per second")
+    heads = "".join(f"{name + ' Gbit/s':>24}{'/iperf3':>9}" for name in contestants)
+    print(f"{'operation':>14}{'bytes':>9}{heads}")
+    for index, (operation, nbytes) in enumerate(cases(options)):
+        limit = one if operation in ONE_WAY else both
         rates = [medians[name][index] for name in contestants]
-        print(
-            f"{format_bytes(nbytes):>8}" + "".join(f"{rate / 1e9:24.2f}{rate / limit:9.2f}" for rate in rates)
-        )
+        cells = "".join(f"{rate / 1e9:24.2f}{rate / limit:9.2f}" for rate in rates)
+        print(f"{operation:>14}{format_bytes(nbytes):>9}{cells}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -111,6 +121,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=parse_bytes, nargs="+", default=SIZES, metavar="BYTES", help="such as 1MiB 64MiB"
     )
+    parser.add_argument(
+        "--ops", nargs="+", choices=OPERATIONS, default=["allreduce"], help="(default: allreduce)"
+    )
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="(default: 1)")
     parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, *PROTECTIONS], default=CONTESTANTS)
     parser.add_argument("--rounds", type=int, default=5, help="(default: 5)")
     options = parser.parse_args()
@@ -124,7 +138,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     options = parse_arguments()
     with contextlib.ExitStack() as stack:
-        two = stack.enter_context(hosts.Hosts(2, rate=options.rate))
+        two = stack.enter_context(hosts.Hosts(HOSTS, options.ranks_per_host, options.rate))
         stack.enter_context(iperf_server(two))
         groups = {name: stack.enter_context(start(two, name)) for name in options.contestants}
         print_table(options, measure(two, options, groups))
