@@ -18,155 +18,136 @@
 #include "algorithms/direct.h"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
 #include "reduce.h"
 
 namespace ronde {
 namespace {
 
-constexpr size_t kDepth = 8;
 // With many ranks the segments shrink, so that the slots of all ranks together stay within about this size.
 constexpr size_t kScratchBytes = 32 << 20;
 constexpr size_t kMinSegmentBytes = 32 << 10;
 
-class DirectReduction {
- public:
-  DirectReduction(const Group& group, const Call& call, const Chunks& chunks, const void* in, const Results& results,
-                  const Reduction& reduction, Scratch& scratch, size_t segment_bytes)
-      : group_(group),
-        call_(call),
-        chunks_(chunks),
-        in_(static_cast<const std::byte*>(in)),
-        results_(results),
-        reduction_(reduction),
-        rank_(group.rank()),
-        size_(group.size()),
-        element_bytes_(reduction.item_bytes()),
-        result_bytes_(reduction.result_bytes()) {
-    const size_t fair_bytes = std::max(kScratchBytes / (kDepth * size_), kMinSegmentBytes);
-    size_t longest = 1;
-    for (int owner = 0; owner < size_; ++owner) longest = std::max(longest, chunks[owner].count);
-    segment_count_ = std::clamp<size_t>(std::min(segment_bytes, fair_bytes) / element_bytes_, 1, longest);
-    ticks_ = 0;
-    for (int owner = 0; owner < size_; ++owner) ticks_ = std::max(ticks_, segments_of(owner));
-    slots_ = scratch.get(kDepth * size_ * segment_count_ * std::max(element_bytes_, result_bytes_));
-    contributions_.resize(kDepth * size_);
-    sends_.resize(size_);
-    receives_.resize(size_);
-    departures_.resize(kDepth);
-    sources_.resize(size_);
-  }
-
-  void run() {
-    for (size_t tick = 0; tick < ticks_ + kDepth; ++tick) {
-      if (tick >= kDepth) finish(tick - kDepth);
-      if (tick < ticks_) start(tick);
-    }
-    group_.wait(sends_);
-    group_.wait(receives_);
-  }
-
- private:
-  // An owner of an empty chunk still exchanges one empty message, so that a mismatch of calls is found. If one rank
-  // receives all results, its messages suffice for that, and the other owners skip theirs.
-  size_t segments_of(int owner) const {
-    const size_t segments = (chunks_[owner].count + segment_count_ - 1) / segment_count_;
-    const bool checks_calls = results_.receiver < 0 || results_.receiver == owner;
-    return segments == 0 && checks_calls ? 1 : segments;
-  }
-
-  size_t bytes(const Range& range) const { return range.count * element_bytes_; }
-  size_t offset(const Range& range) const { return range.begin * element_bytes_; }
-  Range segment(int owner, size_t tick) const { return chunks_.segment(owner, tick, segment_count_); }
-  bool receives_results(int rank) const { return results_.receiver == kAllRanks || results_.receiver == rank; }
-
-  size_t slot_index(size_t tick, int rank) const { return tick % kDepth * size_ + rank; }
-  std::byte* slot(size_t tick, int rank) const {
-    return slots_ + slot_index(tick, rank) * segment_count_ * std::max(element_bytes_, result_bytes_);
-  }
-
-  // Each rank begins with the next rank, so that the ranks do not all send to rank 0 first.
-  template <class Body>
-  void for_each_peer(Body&& body) {
-    for (int step = 1; step < size_; ++step) body((rank_ + step) % size_);
-  }
-
-  void start(size_t tick) {
-    for_each_peer([&](int peer) {
-      if (tick < segments_of(peer)) {
-        const Range theirs = segment(peer, tick);
-        sends_[peer] = group_.send(peer, call_, in_ + offset(theirs), bytes(theirs));
-      }
-      if (tick < segments_of(rank_)) {
-        contributions_[slot_index(tick, peer)] =
-            group_.recv(peer, call_, slot(tick, peer), bytes(segment(rank_, tick)));
-      }
-    });
-  }
-
-  void finish(size_t tick) {
-    if (tick < segments_of(rank_)) {
-      const std::byte* result = reduce_own(tick);
-      for_each_peer([&](int peer) {
-        if (!receives_results(peer)) return;
-        sends_[peer] = group_.send(peer, call_, result, segment(rank_, tick).count * result_bytes_);
-        departures_[tick % kDepth] = sends_[peer];
-      });
-    }
-    if (!receives_results(rank_)) return;
-    for_each_peer([&](int peer) {
-      if (tick >= segments_of(peer)) return;
-      // If `in` is `out`, this overwrites the contribution sent to the owner. The owner has received it: without it the
-      // result would not exist.
-      const Range theirs = segment(peer, tick);
-      std::byte* const to = results_.all + theirs.begin * result_bytes_;
-      receives_[peer] = group_.recv(peer, call_, to, theirs.count * result_bytes_);
-    });
-  }
-
-  const std::byte* reduce_own(size_t tick) {
-    group_.wait(std::span(&contributions_[slot_index(tick, 0)], size_));
-    const Range own = segment(rank_, tick);
-    for (int rank = 0; rank < size_; ++rank) sources_[rank] = slot(tick, rank);
-    sources_[rank_] = in_ + offset(own);
-    std::byte* result;
-    if (results_.own != nullptr) {
-      result = results_.own + (own.begin - chunks_[rank_].begin) * result_bytes_;
-    } else {
-      // This rank's own slot takes the result once the slot's previous result has been sent.
-      result = slot(tick, rank_);
-      group_.wait(departures_[tick % kDepth]);
-    }
-    reduce(reduction_, result, sources_.data(), size_, own.count);
-    return result;
-  }
-
-  const Group& group_;
-  const Call& call_;
-  const Chunks& chunks_;
-  const std::byte* in_;
-  const Results& results_;
-  const Reduction reduction_;
-  const int rank_;
-  const int size_;
-  const size_t element_bytes_;
-  const size_t result_bytes_;
-  size_t segment_count_;  // elements of a full segment
-  size_t ticks_;          // segments of the longest chunk
-  std::byte* slots_;
-  std::vector<Transfer> contributions_;  // one per slot
-  std::vector<Transfer> sends_;          // the last send to each rank
-  std::vector<Transfer> receives_;       // the last result from each rank
-  std::vector<Transfer> departures_;     // the last result sent from this rank's slot, by tick mod depth
-  std::vector<const void*> sources_;
-};
+size_t longest_segment(const Group& group, const Chunks& chunks, size_t element_bytes, size_t segment_bytes) {
+  const size_t fair_bytes =
+      std::max(kScratchBytes / (DirectReduction::kDepth * static_cast<size_t>(group.size())), kMinSegmentBytes);
+  size_t longest = 1;
+  for (int owner = 0; owner < group.size(); ++owner) longest = std::max(longest, chunks[owner].count);
+  return std::clamp<size_t>(std::min(segment_bytes, fair_bytes) / element_bytes, 1, longest);
+}
 
 }  // namespace
 
+DirectReduction::DirectReduction(const Group& group, const Call& call, const Reduction& reduction, int receiver,
+                                 Scratch& scratch, size_t segment_count)
+    : group_(group),
+      call_(call),
+      reduction_(reduction),
+      receiver_(receiver),
+      rank_(group.rank()),
+      size_(group.size()),
+      element_bytes_(reduction.item_bytes()),
+      result_bytes_(reduction.result_bytes()),
+      segment_count_(segment_count),
+      slots_(scratch.get(kDepth * size_ * segment_count_ * std::max(element_bytes_, result_bytes_))),
+      ticks_(kDepth),
+      contributions_(kDepth * size_),
+      receives_(kDepth * size_),
+      sends_(size_),
+      departures_(kDepth),
+      sources_(size_) {}
+
+// Each rank begins with the next rank, so that the ranks do not all send to rank 0 first.
+template <class Body>
+void DirectReduction::for_each_peer(Body&& body) {
+  for (int step = 1; step < size_; ++step) body((rank_ + step) % size_);
+}
+
+void DirectReduction::start(size_t number, Tick started) {
+  const Tick& tick = ticks_[number % kDepth] = std::move(started);
+  for_each_peer([&](int peer) {
+    if (const auto& theirs = tick.segments[peer]) {
+      sends_[peer] = group_.send(peer, call_, tick.in + theirs->begin * element_bytes_, theirs->count * element_bytes_);
+    }
+    if (const auto& own = tick.segments[rank_]) {
+      contributions_[slot_index(number, peer)] =
+          group_.recv(peer, call_, slot(number, peer), own->count * element_bytes_);
+    }
+  });
+}
+
+void DirectReduction::finish(size_t number) {
+  const Tick& tick = ticks_[number % kDepth];
+  if (const auto& own = tick.segments[rank_]) {
+    const std::byte* result = reduce_own(number, tick, *own);
+    for_each_peer([&](int peer) {
+      if (!receives_results(peer)) return;
+      sends_[peer] = group_.send(peer, call_, result, own->count * result_bytes_);
+      departures_[number % kDepth] = sends_[peer];
+    });
+  }
+  if (!receives_results(rank_)) return;
+  for_each_peer([&](int peer) {
+    const auto& theirs = tick.segments[peer];
+    if (!theirs) return;
+    // If `in` is `out`, this overwrites the contribution sent to the owner. The owner has received it: without it the
+    // result would not exist.
+    std::byte* const to = tick.all + theirs->begin * result_bytes_;
+    receives_[slot_index(number, peer)] = group_.recv(peer, call_, to, theirs->count * result_bytes_);
+  });
+}
+
+const std::byte* DirectReduction::reduce_own(size_t number, const Tick& tick, const Range& own) {
+  group_.wait(std::span(&contributions_[slot_index(number, 0)], size_));
+  for (int rank = 0; rank < size_; ++rank) sources_[rank] = slot(number, rank);
+  sources_[rank_] = tick.in + own.begin * element_bytes_;
+  std::byte* result = tick.own;
+  if (result == nullptr) {
+    // This rank's own slot takes the result once the slot's previous result has been sent.
+    result = slot(number, rank_);
+    group_.wait(departures_[number % kDepth]);
+  }
+  reduce(reduction_, result, sources_.data(), size_, own.count);
+  return result;
+}
+
+void DirectReduction::wait(size_t number) { group_.wait(std::span(&receives_[slot_index(number, 0)], size_)); }
+
+void DirectReduction::wait_for_all() {
+  group_.wait(sends_);
+  group_.wait(receives_);
+}
+
 void reduce_by_owners(const Group& group, const Call& call, const Chunks& chunks, const void* in,
                       const Results& results, const Reduction& reduction, Scratch& scratch, size_t segment_bytes) {
-  DirectReduction(group, call, chunks, in, results, reduction, scratch, segment_bytes).run();
+  const size_t segment_count = longest_segment(group, chunks, reduction.item_bytes(), segment_bytes);
+  // An owner of an empty chunk still exchanges one empty message, so that a mismatch of calls is found. If one rank
+  // receives all results, its messages suffice for that, and the other owners skip theirs.
+  const auto segments_of = [&](int owner) {
+    const size_t segments = (chunks[owner].count + segment_count - 1) / segment_count;
+    const bool checks_calls = results.receiver < 0 || results.receiver == owner;
+    return segments == 0 && checks_calls ? 1 : segments;
+  };
+  size_t ticks = 0;
+  for (int owner = 0; owner < group.size(); ++owner) ticks = std::max(ticks, segments_of(owner));
+  const auto tick = [&](size_t number) {
+    std::byte* const own =
+        results.own == nullptr ? nullptr : results.own + number * segment_count * reduction.result_bytes();
+    Tick tick{static_cast<const std::byte*>(in), own, results.all, {}};
+    for (int owner = 0; owner < group.size(); ++owner) {
+      const bool has_segment = number < segments_of(owner);
+      tick.segments.push_back(has_segment ? std::optional(chunks.segment(owner, number, segment_count)) : std::nullopt);
+    }
+    return tick;
+  };
+  constexpr size_t kDepth = DirectReduction::kDepth;
+  DirectReduction direct(group, call, reduction, results.receiver, scratch, segment_count);
+  for (size_t number = 0; number < ticks + kDepth; ++number) {
+    if (number >= kDepth) direct.finish(number - kDepth);
+    if (number < ticks) direct.start(number, tick(number));
+  }
+  direct.wait_for_all();
 }
 
 }  // namespace ronde

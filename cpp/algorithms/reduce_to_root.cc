@@ -9,20 +9,18 @@
 #include "algorithms/direct.h"
 
 namespace ronde {
-namespace {
 
-Chunks owners(size_t count, size_t element_bytes, int size, int root, size_t one_step_bytes) {
-  if (size > 2 && count * element_bytes > one_step_bytes) return Chunks::even(count, size);
-  std::vector<size_t> counts(size, 0);
-  counts[root] = count;
+Chunks owners_of_reduction(size_t count, int size, int root, bool is_one_step) {
+  if (size > 2 && !is_one_step) return Chunks::even(count, size);
+  std::vector<size_t> counts(static_cast<size_t>(size), 0);
+  counts[static_cast<size_t>(root)] = count;
   return Chunks::of(counts);
 }
 
-}  // namespace
-
 void reduce_to_root(const Group& group, const Call& call, const void* in, void* out, int root,
                     const Reduction& reduction, Scratch& scratch, size_t segment_bytes, size_t one_step_bytes) {
-  const Chunks chunks = owners(call.count, reduction.item_bytes(), group.size(), root, one_step_bytes);
+  const bool is_one_step = call.count * reduction.item_bytes() <= one_step_bytes;
+  const Chunks chunks = owners_of_reduction(call.count, group.size(), root, is_one_step);
   Results results{.receiver = root, .own = nullptr, .all = nullptr};
   if (group.rank() == root) {
     results.all = static_cast<std::byte*>(out);
