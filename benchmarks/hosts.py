@@ -103,7 +103,10 @@ def print_table(options: argparse.Namespace, medians: Rates) -> None:
     print(f"\niperf3, {options.streams} stream(s): one direction {one / 1e9:.2f} Gbit/s,", end=" ")
     print(f"both at once {both / 1e9:.2f} Gbit/s each")
     contestants = [name for name in medians if name not in ("one", "both")]
-    print(f"\n{HOSTS} hosts with {options.ranks_per_host} ranks each, median of {options.rounds} rounds:", end=" ")
+    print(
+        f"\n{HOSTS} hosts with {options.ranks_per_host} ranks each, median of {options.rounds} rounds:",
+        end=" ",
+    )
     print("the least that must cross the busiest link, per second")
     heads = "".join(f"{name + ' Gbit/s':>24}{'/iperf3':>9}" for name in contestants)
     print(f"{'operation':>14}{'bytes':>9}{heads}")

@@ -18,6 +18,12 @@ HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmet
       bell_handles_(std::move(bell_handles)),
       waiter_(waiter) {}
 
+template <class Step>
+void HostGroup::wait_until(Step&& step) {
+  if (links_ == nullptr) return waiter_.until(step);
+  if (!waiter_.spin(step)) links_->wait_until(step);
+}
+
 void HostGroup::announce(const Call& call) { exchange_announcements(call, 0); }
 
 HostGroup::Buffers HostGroup::announce(const Call& call, const void* in, void* out, size_t bytes) {
@@ -50,7 +56,7 @@ void HostGroup::exchange_announcements(const Call& call, uint64_t value, const P
   own.number.store(announced_, std::memory_order_release);
   ring_all();
   int next = 0;
-  waiter_.until([&] {
+  wait_until([&] {
     while (next < size() && announcement(next).number.load(std::memory_order_acquire) >= announced_) ++next;
     return next == size();
   });
@@ -123,7 +129,7 @@ void HostGroup::wait_for(Counter counter, int local, uint64_t value) {
   const std::atomic<uint64_t>& word = segment_.slot(local).*counter;
   if (word.load(std::memory_order_acquire) >= value) return;
   awaited_ = {&word, value, ranks_[local]};
-  waiter_.until([&] { return word.load(std::memory_order_acquire) >= value; });
+  wait_until([&] { return word.load(std::memory_order_acquire) >= value; });
 }
 
 void HostGroup::wait_for_all(Counter counter, uint64_t value) {

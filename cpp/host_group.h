@@ -24,6 +24,7 @@
 #include "bell.h"
 #include "call.h"
 #include "host_segment.h"
+#include "mesh.h"
 #include "reduction.h"
 #include "symmetric.h"
 #include "waiter.h"
@@ -50,6 +51,18 @@ class HostGroup {
   int size() const { return segment_.size(); }
   int index() const { return index_; }
 
+  // While it exists, the waits of the group also drive links: messages to and from other hosts move meanwhile.
+  class Driving {
+   public:
+    Driving(HostGroup& group, Mesh& links) : group_(group) { group.links_ = &links; }
+    ~Driving() { group_.links_ = nullptr; }
+    Driving(const Driving&) = delete;
+    Driving& operator=(const Driving&) = delete;
+
+   private:
+    HostGroup& group_;
+  };
+
   // Rule 1 alone: a barrier that also compares calls. Throws MismatchError, Failure.
   void announce(const Call& call);
 
@@ -73,8 +86,10 @@ class HostGroup {
   void allreduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count);
   // The same, with the result on local rank `root` only (`out` may be null elsewhere).
   void reduce(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int root);
-  // Rank p gets counts[p] elements of the reduction, behind those of the ranks before it, in `out`. `out` may be
-  // exactly that part of `in`.
+  // Rank p gets counts[p] elements of the reduction, those from offsets[p] on, in `out`. `out` may be exactly that part
+  // of `in`. Offsets ascend, and parts do not overlap; by default they lie one behind the other.
+  void reduce_scatter(const Call& call, const Reduction& reduction, const void* in, std::span<const size_t> counts,
+                      std::span<const size_t> offsets, void* out);
   void reduce_scatter(const Call& call, const Reduction& reduction, const void* in, std::span<const size_t> counts,
                       void* out);
 
@@ -129,8 +144,8 @@ class HostGroup {
 
   // The common body of allreduce and reduce: the result on rank `only`, or on all ranks if it is < 0.
   void reduce_any(const Call& call, const Reduction& reduction, const void* in, void* out, size_t count, int only);
-  // Reduces elements [begin, begin + count) of the `total` ones in every announcement.
-  void reduce_small(const Reduction& reduction, const void* in, void* out, size_t total, size_t begin, size_t count);
+  // Reduces elements [begin, begin + count) of the `total` ones in every announcement. `own`: this rank's, in `in`.
+  void reduce_small(const Reduction& reduction, const void* own, void* out, size_t total, size_t begin, size_t count);
   void reduce_symmetric(const Reduction& reduction, size_t count, int only);
   void reduce_by_lanes(const Reduction& reduction, const std::byte* in, std::byte* out, size_t count, int only);
   void reduce_scatter_staged(const Reduction& reduction, const std::byte* in, std::span<const size_t> counts,
@@ -147,6 +162,8 @@ class HostGroup {
   void deal_symmetric(std::byte* out, const Parts& to);
   void deal_staged(const std::byte* in, const Parts& from, std::byte* out, const Parts& to, size_t largest);
 
+  template <class Step>
+  void wait_until(Step&& step);
   using Counter = std::atomic<uint64_t> Slot::*;
   void publish(Counter counter, uint64_t value);
   void wait_for(Counter counter, int local, uint64_t value);
@@ -160,6 +177,7 @@ class HostGroup {
   int index_;
   std::vector<BellHandle> bell_handles_;
   Waiter& waiter_;
+  Mesh* links_ = nullptr;  // that waits drive
 
   uint64_t announced_ = 0;    // announcements made; the same on every rank between calls
   bool are_carried_ = false;  // the last announcements tell sizes and have the blocks

@@ -31,11 +31,17 @@ class Waiter {
   // Waits for other ranks of this host. Throws Failure.
   template <class Step>
   void until(Step&& step) {
+    if (!spin(step)) sleep_until(step);
+  }
+
+  // The beginning of a wait. Returns whether the step has returned true.
+  template <class Step>
+  bool spin(Step&& step) {
     for (int spin = 0; spin < policy_.spins; ++spin) {
-      if (step()) return;
+      if (step()) return true;
       pause();
     }
-    sleep_until(step);
+    return false;
   }
 
   // The descriptors of a wait.

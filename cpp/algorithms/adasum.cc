@@ -323,13 +323,13 @@ void hierarchical_adasum(Hierarchy& hierarchy, const Call& call, const void* in,
     return adasum(Group(hierarchy.mesh, members), call, out, out, counts, hierarchy.scratch);
   }
 
-  const Shards shards = shards_of(hierarchy, call);
+  const Shards shards = shards_of(hierarchy, size_of(call.dtype), call.count);
   const auto index = static_cast<size_t>(host.index());
   std::byte* const shard = static_cast<std::byte*>(out) + shards.offsets[index];
   host.reduce_scatter(call, average, in, shards.counts, shard);
   const Vectors vectors(call.dtype, counts);
   const auto sum_in_host = [&](std::span<double> products) { sum_products(host, call, products); };
-  if (host.index() < rail_count(hierarchy)) {
+  if (is_on_rail(hierarchy)) {
     const std::vector<int> members = rail(hierarchy, host.index());
     const Range range{shards.offsets[index] / size_of(call.dtype), shards.counts[index]};
     Halving(Group(hierarchy.mesh, members), call, out, out, range, vectors, hierarchy.scratch, sum_in_host).run();

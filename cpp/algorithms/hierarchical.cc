@@ -26,13 +26,13 @@
 #include <algorithm>
 #include <numeric>
 
+#include "algorithms/hierarchical_pieces.h"
 #include "algorithms/over_links.h"
 #include "algorithms/select.h"
 
 namespace ronde {
 namespace {
 
-constexpr size_t kShardAlignment = 64;    // elements
 constexpr size_t kWholeBytes = 16 << 10;  // what the rails of a host may send where each carries the whole message
 
 // One rank per host, by host number. The root is the leader of its host.
@@ -45,33 +45,14 @@ std::vector<int> leaders(const Hierarchy& hierarchy, int root) {
   return members;
 }
 
-int position(const std::vector<int>& ranks, int rank) {
-  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-}
-
-int host_of(const Hierarchy& hierarchy, int rank) {
-  int host = 0;
-  while (std::ranges::find(hierarchy.ranks_of_host[host], rank) == hierarchy.ranks_of_host[host].end()) ++host;
-  return host;
-}
-
-// The reductions of the two stages. Only the last one divides an average, and only it rounds 16-bit floats.
-Reduction inside_host(const Call& call) { return part_of({call.dtype, call.op, 1, partial_type(call.dtype, call.op)}); }
-Reduction across_hosts(const Hierarchy& hierarchy, const Call& call) {
-  return {partial_type(call.dtype, call.op), call.op, hierarchy.divisor, call.dtype};
-}
-
-// `count` elements, of the whole buffer or of a shard. `in` is `out` unless the types differ. The rails share the link
-// of their host, so the algorithm depends on what all of them carry.
+// `count` elements, of the whole buffer or of a shard. `in` is `out` unless the types differ.
 void allreduce_across(Hierarchy& hierarchy, Call call, const std::vector<int>& members, const void* in, void* out,
                       size_t count) {
+  const Algorithm algorithm = algorithm_across(hierarchy, call, count * static_cast<size_t>(rail_count(hierarchy)));
   call.count = count;
   const Group group(hierarchy.mesh, members);
   const Reduction across = across_hosts(hierarchy, call);
-  const size_t carried = count * size_of(call.dtype) * rail_count(hierarchy);
-  const Algorithm algorithm =
-      select_allreduce(Algorithm::kAuto, hierarchy.over, carried, call.dtype, call.op, group.size(), group.size());
-  if (algorithm == Algorithm::kDirect || across.dtype != across.result) {
+  if (algorithm == Algorithm::kDirect) {
     allreduce_direct(group, call, in, out, across, hierarchy.scratch);
   } else if (algorithm == Algorithm::kRing) {
     allreduce_ring(group, call, in, out, across, hierarchy.scratch);
@@ -93,23 +74,17 @@ void reduce_by_leaders(Hierarchy& hierarchy, const Call& call, const void* in, v
                  hierarchy.scratch);
 }
 
-// The blocks of `ranks` one behind the other: where they lie in `in`, or in scratch if other ranks' blocks lie between.
-const void* contiguous_blocks(Hierarchy& hierarchy, const Call& call, const void* in, const std::vector<int>& ranks,
-                              std::span<const size_t> starts, std::span<const size_t> counts) {
-  const size_t item = size_of(call.dtype);
-  const auto* const all = static_cast<const std::byte*>(in);
-  if (ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size())) return all + starts[ranks.front()] * item;
-  size_t count = 0;
-  for (int rank : ranks) count += counts[rank];
-  std::byte* const packed = hierarchy.scratch.get(count * item);
-  std::byte* to = packed;
-  for (int rank : ranks) {
-    to = std::copy_n(all + starts[rank] * item, counts[rank] * item, to);
-  }
-  return packed;
+}  // namespace
+
+int position(const std::vector<int>& ranks, int rank) {
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-}  // namespace
+int host_of(const Hierarchy& hierarchy, int rank) {
+  int host = 0;
+  while (std::ranges::find(hierarchy.ranks_of_host[host], rank) == hierarchy.ranks_of_host[host].end()) ++host;
+  return host;
+}
 
 int rail_count(const Hierarchy& hierarchy) {
   size_t smallest = SIZE_MAX;
@@ -123,17 +98,30 @@ bool is_homogeneous(const Hierarchy& hierarchy) {
                      [first](const auto& ranks) { return ranks.size() == first; });
 }
 
+bool is_on_rail(const Hierarchy& hierarchy) { return hierarchy.host.index() < rail_count(hierarchy); }
+
+Reduction inside_host(const Call& call) { return part_of({call.dtype, call.op, 1, partial_type(call.dtype, call.op)}); }
+
+Reduction across_hosts(const Hierarchy& hierarchy, const Call& call) {
+  return {partial_type(call.dtype, call.op), call.op, hierarchy.divisor, call.dtype};
+}
+
+Algorithm algorithm_across(const Hierarchy& hierarchy, const Call& call, size_t count) {
+  if (partial_type(call.dtype, call.op) != call.dtype) return Algorithm::kDirect;
+  const int hosts = static_cast<int>(hierarchy.ranks_of_host.size());
+  return select_allreduce(Algorithm::kAuto, hierarchy.over, count * size_of(call.dtype), call.dtype, call.op, hosts,
+                          hosts);
+}
+
 std::vector<int> rail(const Hierarchy& hierarchy, int index) {
   std::vector<int> members;
   for (const auto& ranks : hierarchy.ranks_of_host) members.push_back(ranks[index]);
   return members;
 }
 
-Shards shards_of(const Hierarchy& hierarchy, const Call& call) {
+Shards shards_of(const Hierarchy& hierarchy, size_t item, size_t count) {
   const size_t ranks = static_cast<size_t>(hierarchy.host.size());
   const size_t rails = static_cast<size_t>(rail_count(hierarchy));
-  const size_t count = call.count;
-  const size_t item = size_of(call.dtype);
   const size_t lines = (count + kShardAlignment - 1) / kShardAlignment;
   Shards shards{std::vector<size_t>(ranks), std::vector<size_t>(ranks), std::vector<size_t>(ranks)};
   for (size_t index = 0; index < ranks; ++index) {
@@ -147,6 +135,10 @@ Shards shards_of(const Hierarchy& hierarchy, const Call& call) {
 }
 
 void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
+  const bool is_direct = algorithm_across(hierarchy, call, call.count) == Algorithm::kDirect;
+  if (const size_t pieces = is_direct ? piece_count(hierarchy, call) : 0) {
+    return allreduce_in_pieces(hierarchy, call, in, out, pieces);
+  }
   HostGroup& host = hierarchy.host;
   const size_t count = call.count;
   const Reduction inside = inside_host(call);
@@ -162,12 +154,12 @@ void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* 
     return;
   }
 
-  const Shards shards = shards_of(hierarchy, call);
+  const Shards shards = shards_of(hierarchy, size_of(call.dtype), call.count);
   const size_t index = static_cast<size_t>(host.index());
   std::byte* const shard = static_cast<std::byte*>(out) + shards.offsets[index];
   std::byte* const sum = memory_for(shards.counts[index], shard);
   host.reduce_scatter(call, inside, in, shards.counts, sum);
-  if (host.index() < rail_count(hierarchy)) {
+  if (is_on_rail(hierarchy)) {
     allreduce_across(hierarchy, call, rail(hierarchy, host.index()), sum, shard, shards.counts[index]);
   }
   host.share(call, shard, out, {shards.sizes, shards.offsets});
@@ -176,8 +168,9 @@ void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* 
 void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out) {
   HostGroup& host = hierarchy.host;
   if (call.count * size_of(call.dtype) <= kSmallBytes) return reduce_by_leaders(hierarchy, call, in, out);
+  if (const size_t pieces = piece_count(hierarchy, call)) return reduce_in_pieces(hierarchy, call, in, out, pieces);
 
-  const Shards shards = shards_of(hierarchy, call);
+  const Shards shards = shards_of(hierarchy, size_of(call.dtype), call.count);
   const size_t index = static_cast<size_t>(host.index());
   const Reduction across = across_hosts(hierarchy, call);
   const size_t sum_bytes = (shards.counts[index] * across.item_bytes() + kLine - 1) / kLine * kLine;
@@ -185,7 +178,7 @@ void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in,
   std::byte* const shard = sum + sum_bytes;
   host.reduce_scatter(call, inside_host(call), in, shards.counts, sum);
   const int root_host = host_of(hierarchy, call.root);
-  if (host.index() < rail_count(hierarchy)) {
+  if (is_on_rail(hierarchy)) {
     Call part = call;
     part.count = shards.counts[index];
     const std::vector<int> members = rail(hierarchy, host.index());
@@ -216,6 +209,10 @@ void hierarchical_reduce_scatter(Hierarchy& hierarchy, const Call& call, const v
   HostGroup& host = hierarchy.host;
   const Reduction inside = inside_host(call);
   const size_t result_bytes = inside.result_bytes();
+  const size_t largest = *std::max_element(counts.begin(), counts.end()) * result_bytes;
+  if (const size_t segment_bytes = segment_bytes_for(hierarchy, largest)) {
+    return reduce_scatter_in_pieces(hierarchy, call, in, counts, out, segment_bytes);
+  }
   const bool is_small = call.count * inside.item_bytes() <= kSmallBytes;
   const std::vector<int> members = rail(hierarchy, host.index());
   std::vector<size_t> carried;  // elements that this rank sends along the rail, by host
@@ -235,10 +232,12 @@ void hierarchical_reduce_scatter(Hierarchy& hierarchy, const Call& call, const v
       continue;
     }
     const std::vector<int>& theirs = hierarchy.ranks_of_host[number];
-    std::vector<size_t> of_host;
-    for (int rank : theirs) of_host.push_back(counts[rank]);
-    const void* blocks = contiguous_blocks(hierarchy, call, in, theirs, starts, counts);
-    host.reduce_scatter(call, inside, blocks, of_host, piece);
+    std::vector<size_t> of_host, offsets;
+    for (int rank : theirs) {
+      of_host.push_back(counts[rank]);
+      offsets.push_back(starts[rank]);
+    }
+    host.reduce_scatter(call, inside, in, of_host, offsets, piece);
   }
   reduce_scatterv(Group(hierarchy.mesh, members), call, pieces, carried, out, across_hosts(hierarchy, call),
                   hierarchy.scratch);
@@ -248,6 +247,10 @@ void hierarchical_reduce_scatter(Hierarchy& hierarchy, const Call& call, const v
 // So every block enters a host once, and all ranks of a host receive at the same time.
 void hierarchical_allgather(Hierarchy& hierarchy, const Call& call, const void* in, void* out,
                             std::span<const size_t> sizes) {
+  const size_t largest = *std::max_element(sizes.begin(), sizes.end());
+  if (const size_t segment_bytes = segment_bytes_for(hierarchy, largest)) {
+    return allgather_in_pieces(hierarchy, call, in, out, sizes, segment_bytes);
+  }
   std::vector<size_t> starts(sizes.size());
   std::exclusive_scan(sizes.begin(), sizes.end(), starts.begin(), size_t{0});
   const std::vector<int> members = rail(hierarchy, hierarchy.host.index());

@@ -27,17 +27,29 @@ struct Hierarchy {
 // The number of rails, and the ranks on one of them, by host number.
 int rail_count(const Hierarchy& hierarchy);
 std::vector<int> rail(const Hierarchy& hierarchy, int index);
+bool is_on_rail(const Hierarchy& hierarchy);  // this rank
+// The place of a rank of the communicator among `ranks`, and the number of its host.
+int position(const std::vector<int>& ranks, int rank);
+int host_of(const Hierarchy& hierarchy, int rank);
 // Whether all hosts have equally many ranks.
 bool is_homogeneous(const Hierarchy& hierarchy);
 
-// The elements of a call, cut into one shard per rail, by local rank. The shard of a rank on no rail is empty. All
+// The elements of an array, cut into one shard per rail, by local rank. The shard of a rank on no rail is empty. All
 // hosts have the same shards.
 struct Shards {
   std::vector<size_t> counts;
   std::vector<size_t> sizes;    // bytes
   std::vector<size_t> offsets;  // bytes
 };
-Shards shards_of(const Hierarchy& hierarchy, const Call& call);
+Shards shards_of(const Hierarchy& hierarchy, size_t item_bytes, size_t count);
+inline constexpr size_t kShardAlignment = 64;  // elements; where a shard begins
+
+// The reductions of the two stages. Only the last one divides an average, and only it rounds 16-bit floats.
+Reduction inside_host(const Call& call);
+Reduction across_hosts(const Hierarchy& hierarchy, const Call& call);
+// The algorithm by which the rails all-reduce an array of `count` elements: one that can, given the types. The rails
+// share the link of their host, so it depends on what all of them carry.
+Algorithm algorithm_across(const Hierarchy& hierarchy, const Call& call, size_t count);
 
 // `in` may be `out`. Sums are formed in rank order inside a host, then in host order.
 void hierarchical_allreduce(Hierarchy& hierarchy, const Call& call, const void* in, void* out);

@@ -14,6 +14,7 @@
 // the results, which are private, still pass through the lanes.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "algorithms/chunks.h"
@@ -72,14 +73,12 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
   }
 }
 
-void HostGroup::reduce_small(const Reduction& reduction, const void* in, void* out, size_t total, size_t begin,
+void HostGroup::reduce_small(const Reduction& reduction, const void* own, void* out, size_t total, size_t begin,
                              size_t count) {
   const size_t item = reduction.item_bytes();
   const void* sources[kMaxLocalSize];
   for (int local = 0; local < size(); ++local) {
-    const auto* values =
-        local == index_ ? static_cast<const std::byte*>(in) : announcement(local).payload(total * item);
-    sources[local] = values + begin * item;
+    sources[local] = local == index_ ? own : announcement(local).payload(total * item) + begin * item;
   }
   ronde::reduce(reduction, out, sources, size(), count);
   if (size() == 2) take_over(announcement(1 - index_).payload(total * item) + begin * item, count * item);
@@ -162,20 +161,36 @@ void HostGroup::reduce_by_lanes(const Reduction& reduction, const std::byte* in,
 
 void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, const void* in,
                                std::span<const size_t> counts, void* out) {
-  const size_t item = reduction.item_bytes();
   std::vector<size_t> offsets(counts.size());
-  for (size_t p = 1; p < counts.size(); ++p) offsets[p] = offsets[p - 1] + counts[p - 1];
-  const size_t total = offsets.back() + counts.back();
+  std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), size_t{0});
+  reduce_scatter(call, reduction, in, counts, offsets, out);
+}
+
+void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, const void* in,
+                               std::span<const size_t> counts, std::span<const size_t> offsets, void* out) {
+  const size_t item = reduction.item_bytes();
+  const size_t total = std::accumulate(counts.begin(), counts.end(), size_t{0});
+  const auto* const from = static_cast<const std::byte*>(in);
+  const auto me = static_cast<size_t>(index_);
   if (total * item <= kSmallBytes) {
-    exchange_announcements(call, 0, nullptr, in, total * item);
-    return reduce_small(reduction, in, out, total, offsets[index_], counts[index_]);
+    const size_t before = std::accumulate(counts.begin(), counts.begin() + index_, size_t{0});
+    const std::byte* message = from + offsets.front() * item;
+    std::vector<std::byte> packed;
+    if (offsets.back() + counts.back() - offsets.front() != total) {
+      for (size_t p = 0; p < counts.size(); ++p) {
+        packed.insert(packed.end(), from + offsets[p] * item, from + (offsets[p] + counts[p]) * item);
+      }
+      message = packed.data();
+    }
+    exchange_announcements(call, 0, nullptr, message, total * item);
+    return reduce_small(reduction, from + offsets[me] * item, out, total, before, counts[me]);
   }
 
   const SymmetricSegments::Pin pin(symmetric_);
-  const Places places = places_of(in, total * item);
+  const Places places = places_of(in, (offsets.back() + counts.back()) * item);
   exchange_announcements(call, 0, &places);
   if (!is_symmetric(&Places::in)) {
-    reduce_scatter_staged(reduction, static_cast<const std::byte*>(in), counts, offsets, static_cast<std::byte*>(out));
+    reduce_scatter_staged(reduction, from, counts, offsets, static_cast<std::byte*>(out));
     return;
   }
   const void* sources[kMaxLocalSize];
@@ -189,7 +204,8 @@ void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, con
 void HostGroup::reduce_scatter_staged(const Reduction& reduction, const std::byte* in, std::span<const size_t> counts,
                                       std::span<const size_t> offsets, std::byte* out) {
   const size_t item = reduction.item_bytes();
-  const size_t piece = piece_for(offsets.back() + counts.back(), item, counts.size(), segment_.lane_bytes());
+  const size_t piece =
+      piece_for(std::accumulate(counts.begin(), counts.end(), size_t{0}), item, counts.size(), segment_.lane_bytes());
   const size_t window_count = (*std::max_element(counts.begin(), counts.end()) + piece - 1) / piece;
 
   const auto piece_of = [&](uint64_t w, int p) {  // of rank p's chunk

@@ -40,7 +40,7 @@ using namespace ronde::testing;
 namespace {
 
 constexpr size_t kStagingBytes = 256 << 10;       // the default
-constexpr size_t kSymmetricBytes = 4 << 20;       // of each rank
+constexpr size_t kSymmetricBytes = 5 << 20;       // of each rank
 constexpr size_t kArraysBytes = size_t{4} << 30;  // of a host, reserved
 
 constexpr char kHeader[] = "hosts ranks operation bytes memory sent_bytes busiest_bytes messages data_lines slot_lines";
@@ -281,6 +281,7 @@ bool knows_symmetric(const Case& test) {
 std::vector<Case> cases_of(Shape shape) {
   std::vector<size_t> sizes = {2 << 10, 32 << 10, 256 << 10};
   if (shape.hosts * shape.ranks_per_host > 64) sizes = {256 << 10};  // for a line of each rank
+  if (shape.hosts == 2) sizes = {4 << 20};                           // for pieces (hierarchical_pieces.h)
   std::vector<Case> cases;
   for (const char* operation :
        {"allreduce", "reduce", "reducescatter", "broadcast", "allgather", "gather", "scatter", "alltoall"}) {
@@ -317,7 +318,8 @@ int main(int argc, char** argv) {
   const bool writes = argc > 2 && std::strcmp(argv[2], "--write") == 0;
   std::ifstream table(argv[1]);
   std::vector<std::string> lines = {kHeader};
-  for (const Shape shape : {Shape{1, 2}, Shape{1, 8}, Shape{1, 64}, Shape{8, 1}, Shape{8, 8}, Shape{8, 64}}) {
+  for (const Shape shape :
+       {Shape{1, 2}, Shape{1, 8}, Shape{1, 64}, Shape{2, 4}, Shape{8, 1}, Shape{8, 8}, Shape{8, 64}}) {
     Machines machines(shape);
     for (const Case& test : cases_of(shape)) lines.push_back(machines.run(test));
   }

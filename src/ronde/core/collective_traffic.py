@@ -44,6 +44,9 @@ DIRECT_SCRATCH_BYTES, DIRECT_DEPTH, SMALLEST_SEGMENT_BYTES = 32 << 20, 8, 32 << 
 DOUBLING_BYTES = 64 << 10
 DIRECT_RANKS, MANY_RANKS = 16, 32
 RING_CHUNK_BYTES = 64 << 10
+# And of `hierarchical_pieces.cc`.
+FEWEST_PIECES, SMALLEST_PIECE_BYTES, SMALLEST_PIECE_SEGMENT_BYTES = 16, 256 << 10, 32 << 10
+LAG = 2
 
 LINE_BYTES = 64
 READ, WRITE, REWRITE = 1, 2, 1  # of a line of an array; a rewrite follows its read
@@ -81,6 +84,7 @@ class Traffic:
         frames: How many messages, or segments of one, the busiest rank sends to and receives from other hosts.
         memory_bytes: What the processors of the busiest host move to and from memory, in whole lines.
         exchanges: How often all ranks of a host wait for one another.
+        pieces: In how many pieces data cross between hosts while others move through memory; 1: one after the other.
     """
 
     sent_bytes: int = 0
@@ -90,6 +94,7 @@ class Traffic:
     frames: int = 0
     memory_bytes: int = 0
     exchanges: int = 0
+    pieces: int = 1
 
     def then(self, later: Traffic) -> Traffic:
         """Return the traffic of two phases, one after the other."""
@@ -251,7 +256,48 @@ def _shards(nbytes: int, ranks: int) -> list[int]:
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
+def _piece_count(operation: str, shape: JobShape, nbytes: int) -> int:
+    """Return in how many pieces the hierarchical algorithm moves an array; 1: as a whole."""
+    largest = nbytes // shape.ranks
+    smallest = max(SMALLEST_PIECE_SEGMENT_BYTES, SMALLEST_PIECE_BYTES // shape.ranks)
+    is_whole = operation == "allreduce" and select_allreduce(JobShape(shape.hosts, 1), nbytes) != "direct"
+    if operation == "broadcast" or is_whole or largest < FEWEST_PIECES * smallest:
+        return 1
+    wanted = largest // FEWEST_PIECES // LINE_BYTES * LINE_BYTES
+    return -(-largest // min(max(wanted, smallest), SEGMENT_BYTES))
+
+
 def _hierarchical(operation: str, shape: JobShape, nbytes: int, is_symmetric: bool) -> Traffic:
+    pieces = _piece_count(operation, shape, nbytes)
+    if pieces == 1:
+        return _hierarchical_phases(operation, shape, nbytes, is_symmetric)
+    one = _hierarchical_phases(operation, shape, nbytes // pieces, is_symmetric, is_piece=True)
+    return Traffic(
+        sent_bytes=one.sent_bytes * pieces,
+        busiest_bytes=one.busiest_bytes * pieces,
+        steps=one.steps,
+        frames=one.frames * pieces,
+        memory_bytes=one.memory_bytes * pieces - _reused(operation, shape, nbytes, pieces),
+        exchanges=one.exchanges * pieces,
+        pieces=pieces,
+    )
+
+
+def _reused(operation: str, shape: JobShape, nbytes: int, pieces: int) -> int:
+    """Return what writing does not cost because later pieces take the memory of earlier ones, which is in the cache."""
+    hosts, piece = shape.hosts, nbytes // pieces
+    contributions = piece * (hosts - 1) // (1 if operation == "reduce" and hosts == 2 else hosts)
+    sums = {"reduce": 2 * piece, "reducescatter": piece}  # of reduce, with results
+    if operation not in ("allreduce", *sums):
+        return 0
+    kept = DIRECT_DEPTH + (LAG + 1 if operation == "reduce" else 1)
+    return WRITE * (contributions * (pieces - DIRECT_DEPTH) + sums.get(operation, 0) * (pieces - kept))
+
+
+def _hierarchical_phases(
+    operation: str, shape: JobShape, nbytes: int, is_symmetric: bool, is_piece: bool = False
+) -> Traffic:
+    """Return the traffic of an array, or of a piece of one, which takes the algorithms of large arrays."""
     ranks = shape.ranks_per_host
     shards = _shards(nbytes, ranks)
     # In symmetric memory other ranks read this one's array, so that its core has not yet seen all of it.
@@ -262,7 +308,7 @@ def _hierarchical(operation: str, shape: JobShape, nbytes: int, is_symmetric: bo
             return inside.then(_on_rails("allreduce", shape, [nbytes] * ranks))
         case "allreduce":
             inside = _reduce_scatter_in_host(ranks, shards, is_symmetric, REWRITE)
-            across = _on_rails("allreduce", shape, shards)
+            across = _on_rails("allreduce", shape, shards, is_piece)
             shared = _share_in_host(
                 ranks, shards, is_symmetric, result=result, is_kept=True, is_in_place=True
             )
@@ -273,8 +319,12 @@ def _hierarchical(operation: str, shape: JobShape, nbytes: int, is_symmetric: bo
         case "reduce":
             inside = _reduce_scatter_in_host(ranks, shards, is_symmetric)
             across = _on_rails("reduce", shape, shards)
+            # Results replace no input here, as they do without hosts.
+            results = Traffic(
+                memory_bytes=(WRITE - REWRITE) * nbytes // (1 if shape.hosts == 2 else shape.hosts)
+            )
             shared = _share_in_host(ranks, shards, False, has_root=True, result=result, is_kept=True)
-            return inside.then(across).then(shared)
+            return inside.then(across).then(results).then(shared)
         case "reducescatter":
             inside = _repeated(
                 _reduce_scatter_in_host(
@@ -287,7 +337,8 @@ def _hierarchical(operation: str, shape: JobShape, nbytes: int, is_symmetric: bo
             return inside.then(_on_rails("reducescatter", shape, messages.chunk_bytes(nbytes, ranks)))
         case "allgather":
             block = nbytes // shape.ranks
-            shares = _repeated(_share_in_host(ranks, [block] * ranks, False, is_kept=True), shape.hosts)
+            share = _share_in_host(ranks, [block] * ranks, False, is_kept=True, is_in_place=is_piece)
+            shares = _repeated(share, shape.hosts)
             return _on_rails("allgather", shape, messages.chunk_bytes(nbytes, ranks)).then(shares)
     shares = _share_in_host(ranks, [nbytes] + [0] * (ranks - 1), is_symmetric, is_kept=True)
     return Traffic(exchanges=1).then(_between_leaders("broadcast", shape, nbytes)).then(shares)
@@ -297,14 +348,16 @@ def _between_leaders(operation: str, shape: JobShape, nbytes: int, is_cached: bo
     return _over_links(operation, OVER_LINKS, JobShape(shape.hosts, 1), nbytes, is_cached=is_cached)
 
 
-def _on_rails(operation: str, shape: JobShape, shards: list[int]) -> Traffic:
+def _on_rails(operation: str, shape: JobShape, shards: list[int], is_piece: bool = False) -> Traffic:
     """Return the traffic of all rails together. `shards`: what each carries."""
     rail = JobShape(shape.hosts, 1)
     rails = shape.ranks_per_host
     is_cached = operation != "allgather"
     together = Traffic()
     for nbytes, count in Counter(shards).items():
-        algorithm = select_allreduce(rail, nbytes * rails) if operation == "allreduce" else OVER_LINKS
+        algorithm = "direct" if is_piece else select_allreduce(rail, nbytes * rails)
+        if operation != "allreduce":
+            algorithm = OVER_LINKS
         one = _over_links(operation, algorithm, rail, nbytes, rails, is_cached)
         together = Traffic(
             sent_bytes=together.sent_bytes + one.sent_bytes * count,

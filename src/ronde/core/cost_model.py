@@ -1,7 +1,8 @@
 """The expected times of collectives on a machine, from the bytes that they move and the machine's rates. Pure.
 
-The phases of an algorithm follow each other, so their times add up. `ronde bench` prints the expected times next to the
-measured ones, and a test compares the algorithms that the data plane chooses with the model.
+The phases of an algorithm follow each other, so their times add up, except that large arrays cross between hosts in
+pieces, while other pieces move through memory. `ronde bench` prints the expected times next to the measured ones, and a
+test compares the algorithms that the data plane chooses with the model.
 """
 
 from __future__ import annotations
@@ -49,12 +50,15 @@ class Prediction:
 def seconds_of(traffic: Traffic, rates: Rates) -> float:
     """Return the time in which a machine moves this."""
     across = (traffic.busiest_bytes + traffic.lead_bytes) / rates.link_bytes_per_s if traffic.steps else 0.0
+    inside = traffic.memory_bytes / rates.memory_bytes_per_s
+    # The first piece crosses alone, or the last one moves through memory alone.
+    moving = max(across, inside) + min(across, inside) / traffic.pieces
     waits = (
         traffic.steps * rates.message_s
         + traffic.frames * rates.frame_s
         + traffic.exchanges * rates.exchange_s
     )
-    return across + traffic.memory_bytes / rates.memory_bytes_per_s + waits
+    return moving + waits
 
 
 def least_seconds(operation: str, shape: JobShape, nbytes: int, rates: Rates) -> float:
