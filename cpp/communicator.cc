@@ -1,7 +1,6 @@
 #include "communicator.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <chrono>
 #include <numeric>
@@ -12,6 +11,7 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/partial_sums.h"
 #include "reduce.h"
+#include "run_call.h"
 #include "shape_word.h"
 #include "shm_link.h"
 #include "tcp_link.h"
@@ -35,22 +35,6 @@ WaitPolicy policy_for(const Options& options, bool is_crowded) {
     policy.spins = 4;
   }
   return policy;
-}
-
-std::vector<size_t> running_offsets(std::span<const size_t> sizes) {
-  std::vector<size_t> offsets(sizes.size());
-  std::exclusive_scan(sizes.begin(), sizes.end(), offsets.begin(), size_t{0});
-  return offsets;
-}
-
-Call make_call(Kind kind, DType dtype, uint64_t count = 0, int root = -1, ReduceOp op = ReduceOp::kSum,
-               uint64_t shape = 0) {
-  return {.count = count, .shape = shape, .root = root, .kind = kind, .dtype = dtype, .op = op};
-}
-
-Call with_tags(Call call, bool sealed) {
-  call.is_sealed = sealed;
-  return call;
 }
 
 void check_reduction(DType dtype, ReduceOp op) {
@@ -133,76 +117,6 @@ void Communicator::on_timeout() {
   const char* separator = " for ";
   for (int rank : missing) text += std::exchange(separator, ", ") + name_of_rank(rank);
   throw Failure(FailureKind::kTimeout, -1, text, std::move(missing));
-}
-
-// Holds the communicator for one call of one thread.
-class Communicator::Turn {
- public:
-  explicit Turn(Communicator& communicator) : communicator_(communicator) {
-    if (communicator_.is_abandoned_.load()) {
-      throw UsageError("this communicator belongs to the parent of this forked process");
-    }
-    if (communicator_.owner_.load() == std::this_thread::get_id()) {
-      throw UsageError("this communicator is in the middle of a call, which a signal handler has interrupted");
-    }
-    lock_ = std::unique_lock(communicator_.mutex_);
-    if (!communicator_.is_open_) throw UsageError("this communicator has been shut down");
-    communicator_.owner_.store(std::this_thread::get_id());
-  }
-  ~Turn() {
-    communicator_.owner_.store({});
-    if (std::exchange(communicator_.is_long_, false)) [[unlikely]] {
-      communicator_.watch_->end_long_call();
-    }
-    if (communicator_.close_after_call_) communicator_.close_now();
-  }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-
- private:
-  Communicator& communicator_;
-  std::unique_lock<std::mutex> lock_;
-};
-
-// Runs one call and announces its failure to all ranks. The arguments have been checked before.
-template <class Body>
-void Communicator::guarded(const Call& call, Body&& body) {
-  current_ = call;
-  try {
-    body(call);
-  } catch (const MismatchError& error) {
-    if (call.algorithm == static_cast<uint8_t>(Algorithm::kInHost)) throw;  // all ranks throw it
-    fail(Failure(FailureKind::kMismatch, -1, error.what()));
-  } catch (const Interrupted&) {
-    abort("interrupted by a signal");
-    throw;
-  } catch (const Failure& failure) {
-    fail(failure);
-  } catch (const ProtocolError& error) {
-    watch_->distrust(error);
-    throw failure_.failure();
-  } catch (const std::exception& error) {
-    abort("failed in " + call.describe() + ": " + error.what());
-    throw;
-  }
-}
-
-// Runs one collective call: numbers it, and first compares it with the calls of the other ranks on this host.
-template <class Body>
-void Communicator::run(Call call, Body&& body) {
-  const Turn turn(*this);
-  call.sequence = calls_made_++;
-  current_direction_ = {};
-  begun_by_ = {};
-  if (call.kind != Kind::kAllreduce && is_one_host()) call.algorithm = static_cast<uint8_t>(Algorithm::kInHost);
-  guarded(call, [&](const Call& call) {
-    watch_->begin_call(call.sequence);
-    // An in-host algorithm announces the call itself. For the others the announcement finds mismatches that would make
-    // ranks wait for each other on different channels.
-    const bool announces = call.algorithm == static_cast<uint8_t>(Algorithm::kInHost);
-    if (!announces && local_size() > 1) host_->announce(call);
-    body(call);
-  });
 }
 
 // Waits a moment for the failure detector. An end of file on a link means that a peer has gone, but perhaps only
@@ -396,88 +310,6 @@ void Communicator::alltoall(const void* in, std::span<const size_t> in_sizes, vo
     if (!is_one_host()) return alltoallv(*mesh_, call, in, in_sizes, out, out_sizes);
     host_->deal(call, in, {in_sizes, running_offsets(in_sizes)}, out, {out_sizes, running_offsets(out_sizes)});
   });
-}
-
-// The first call of two.
-template <class Body>
-void Communicator::run_first_step(const Call& call, Body&& body) {
-  run(with_tags(call, true), [&](const Call& call) {
-    body(call);
-    begun_by_ = std::this_thread::get_id();
-  });
-}
-
-// Throws unless the last call was the first one of two, and of this thread.
-void Communicator::check_first_step() {
-  if (std::exchange(begun_by_, {}) == std::this_thread::get_id()) return;
-  throw Failure(FailureKind::kAborted, rank_,
-                name_of_rank(rank_) + " aborted: another call interrupted a collective of several steps; " +
-                    "let only one thread at a time use a communicator");
-}
-
-// The second call of two. Returns whether the first one has brought the blocks, after copying them.
-bool Communicator::takes_carried(FunctionRef<void()> copy) {
-  const Turn turn(*this);
-  const bool are_carried = is_one_host() && host_->are_carried();
-  guarded(current_, [&](const Call&) {
-    check_first_step();
-    if (are_carried) copy();
-  });
-  return are_carried;
-}
-
-void Communicator::begin_gather(const void* in, uint64_t rows, uint64_t items, DType dtype, int root, uint64_t shape,
-                                std::span<uint64_t> rows_of_ranks) {
-  const Kind kind = root < 0 ? Kind::kAllgather : Kind::kGather;
-  run_first_step(make_call(kind, dtype, items, root, ReduceOp::kSum, shape), [&](const Call& call) {
-    if (is_one_host()) return host_->tell_rows(call, in, rows, items * size_of(dtype), rows_of_ranks);
-    exchange_over_links(call, rows, rows_of_ranks);
-  });
-}
-
-void Communicator::end_gather(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
-  if (takes_carried([&] { host_->take_rows(in, out, {sizes, running_offsets(sizes)}, root); })) return;
-  if (root < 0) return allgather(in, out, sizes, dtype);
-  gather(in, out, sizes, dtype, root);
-}
-
-void Communicator::begin_alltoall(const void* in, std::span<const uint64_t> rows, uint64_t items, DType dtype,
-                                  uint64_t shape, std::span<uint64_t> arriving) {
-  run_first_step(make_call(Kind::kAlltoall, dtype, 0, -1, ReduceOp::kSum, shape), [&](const Call& call) {
-    if (is_one_host()) return host_->tell_splits(call, in, rows, items * size_of(dtype), arriving);
-    const std::vector<size_t> words(rows.size(), sizeof(uint64_t));
-    alltoallv(*mesh_, call, rows.data(), words, arriving.data(), words);
-  });
-}
-
-void Communicator::end_alltoall(const void* in, std::span<const size_t> in_sizes, void* out,
-                                std::span<const size_t> out_sizes, DType dtype, uint64_t shape) {
-  const auto copy = [&] {
-    host_->take_splits(in, {in_sizes, running_offsets(in_sizes)}, out, {out_sizes, running_offsets(out_sizes)});
-  };
-  if (!takes_carried(copy)) alltoall(in, in_sizes, out, out_sizes, dtype, shape);
-}
-
-void Communicator::begin_scatter(std::vector<int64_t>& words, const void* in, std::span<const size_t> sizes, int root) {
-  check_root(root);
-  if (words.size() > kScatterWords) {
-    throw UsageError("scatter takes arrays of up to " + std::to_string(kScatterWords - 1) + " axes, not " +
-                     std::to_string(words.size() - 1) + "; reshape the array first");
-  }
-  std::array<int64_t, 1 + kScatterWords> message{static_cast<int64_t>(words.size())};
-  const Call call = make_call(Kind::kScatter, DType::kInt64, is_one_host() ? 0 : message.size(), root);
-  run_first_step(call, [&](const Call& call) {
-    if (is_one_host()) return host_->tell_words(call, words, in, sizes);
-    std::ranges::copy(words, message.begin() + 1);
-    Hierarchy hierarchy = this->hierarchy();
-    hierarchical_broadcast(hierarchy, call, message.data());
-    if (rank_ != root) HostGroup::check_word_count(message[0], root);
-    words.assign(message.begin() + 1, message.begin() + 1 + message[0]);
-  });
-}
-
-void Communicator::end_scatter(const void* in, void* out, std::span<const size_t> sizes, DType dtype, int root) {
-  if (!takes_carried([&] { host_->take_block(root, in, sizes, out); })) scatter(in, out, sizes, dtype, root);
 }
 
 void Communicator::barrier() {
