@@ -17,10 +17,10 @@ void BellHandle::wake() const {
   if (sleeper == Sleep::kFutex) {
     // Not FUTEX_PRIVATE: the sleeper is another process.
     syscall(SYS_futex, &bell_->rings, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-  } else if (sleeper == Sleep::kPoll && eventfd_ >= 0) {
+  } else if (sleeper == Sleep::kPoll && eventfd_ != nullptr && eventfd_->is_open()) {
     const uint64_t one = 1;
     // A full counter (EAGAIN) means that a wake-up is pending already.
-    [[maybe_unused]] const ssize_t written = write(eventfd_, &one, sizeof(one));
+    [[maybe_unused]] const ssize_t written = write(eventfd_->get(), &one, sizeof(one));
   }
 }
 

@@ -25,11 +25,12 @@ struct alignas(64) Bell {
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<Sleep>::is_always_lock_free);
 
-// This process's handle of one rank's bell. Does not own the eventfd.
+// This process's handle of one rank's bell. The eventfd, which wakes a rank out of poll(2), must outlive it; null: the
+// rank never polls. If the program has closed the eventfd, a ring does not write into another file with its number.
 class BellHandle {
  public:
   BellHandle() = default;
-  BellHandle(Bell* bell, int eventfd) : bell_(bell), eventfd_(eventfd) {}
+  explicit BellHandle(Bell* bell, const Descriptor* eventfd = nullptr) : bell_(bell), eventfd_(eventfd) {}
 
   // Wakes the rank if it sleeps. Call it after publishing the change that the rank may wait for. Any thread.
   void ring() const {
@@ -50,13 +51,13 @@ class BellHandle {
   uint32_t prepare(Sleep kind) const;
   void cancel() const;
   bool sleep_on_futex(uint32_t token, int64_t timeout_ns) const;
-  int eventfd() const { return eventfd_; }
+  int eventfd() const { return eventfd_ == nullptr ? -1 : eventfd_->get(); }
 
  private:
   void wake() const;
 
   Bell* bell_ = nullptr;
-  int eventfd_ = -1;
+  const Descriptor* eventfd_ = nullptr;
 };
 
 // The descriptor that a bell's owner polls while it also waits for sockets. All communicators of a process share one

@@ -64,7 +64,7 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   std::vector<BellHandle> bell_handles;
   for (int local = 0; local < local_size(); ++local) {
     // Without sockets no rank polls, and a bell needs no eventfd.
-    const int eventfd = is_one_host() ? -1 : watch_->eventfd_of(local_ranks_[local]);
+    const Descriptor* eventfd = is_one_host() ? nullptr : watch_->eventfd_of(local_ranks_[local]);
     bell_handles.emplace_back(&segment_->slot(local).bell, eventfd);
   }
   const BellHandle own = bell_handles[local_rank_];

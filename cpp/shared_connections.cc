@@ -162,9 +162,9 @@ void SharedConnections::abandon() {
   wake_.reset();
 }
 
-int SharedConnections::bell(int process) const {
+const Descriptor* SharedConnections::bell(int process) const {
   const auto found = bells_.find(process);
-  return found == bells_.end() ? -1 : found->second.get();
+  return found == bells_.end() ? nullptr : &found->second;
 }
 
 int SharedConnections::pid_of(int process) {

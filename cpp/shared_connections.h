@@ -80,9 +80,9 @@ class SharedConnections {
   // The process id of a process of this host in this process's PID namespace, or 0.
   int pid_of(int process);
 
-  // The eventfd of a process of this host, or of this one; -1: none. Set it before any communicator uses it.
+  // The eventfd of a process of this host, or of this one; null: none. Set it before any communicator uses it.
   void set_bell(int process, Descriptor bell) { bells_[process] = std::move(bell); }
-  int bell(int process) const;
+  const Descriptor* bell(int process) const;
 
   // For a forked child, where the thread does not exist: closes everything without a message. Takes no lock. The object
   // must not be destroyed afterwards. May be called again.

@@ -47,8 +47,8 @@ class Watch : private SharedConnections::Member {
   FailureState& failure() { return failure_; }
   // The watch rings this bell when the communicator fails or a rank leaves.
   void set_bell(BellHandle own);
-  // The eventfd that wakes a rank of this host; -1: none.
-  int eventfd_of(int rank) const { return connections_->bell(processes_[rank]); }
+  // The eventfd that wakes a rank of this host; null: none.
+  const Descriptor* eventfd_of(int rank) const { return connections_->bell(processes_[rank]); }
 
   // Sends a rank of this host a duplicate of a descriptor; -1 tells it that there is none. Never blocks.
   void send_descriptor(int rank, int fd);

@@ -117,9 +117,9 @@ class Board {
     (has_driver ? drivers_bell(local) : bell(local)).ring_after_publishing();
   }
   // The bell of the engine's thread.
-  BellHandle bell(int local) const { return BellHandle(bells(local), /*eventfd=*/-1); }
+  BellHandle bell(int local) const { return BellHandle(bells(local)); }
   // One driver may sleep on it.
-  BellHandle drivers_bell(int local) const { return BellHandle(bells(local) + 1, /*eventfd=*/-1); }
+  BellHandle drivers_bell(int local) const { return BellHandle(bells(local) + 1); }
 
   // The log. Only the leader calls append().
   void append(std::span<const uint32_t> entry) const {

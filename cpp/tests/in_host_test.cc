@@ -39,7 +39,7 @@ bool run(int size, size_t staging_bytes, const Program& program) {
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   std::vector<BellHandle> bell_handles;
-  for (int rank = 0; rank < size; ++rank) bell_handles.emplace_back(&segment.slot(rank).bell, -1);
+  for (int rank = 0; rank < size; ++rank) bell_handles.emplace_back(&segment.slot(rank).bell);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {

@@ -70,7 +70,8 @@ class Ranks {
  public:
   Ranks(int size, Wire wire, int streams = 1, WaitPolicy policy = {}, Seals seals = {})
       : size_(size), seals_(seals), bells_(size), failures_(size) {
-    for (int rank = 0; rank < size; ++rank) bell_handles_.emplace_back(&bells_[rank], eventfd(0, EFD_NONBLOCK));
+    for (int rank = 0; rank < size; ++rank) eventfds_.emplace_back(eventfd(0, EFD_NONBLOCK));
+    for (int rank = 0; rank < size; ++rank) bell_handles_.emplace_back(&bells_[rank], &eventfds_[rank]);
     std::vector<std::vector<std::unique_ptr<Link>>> links(size);
     for (auto& row : links) row.resize(size);
     for (int a = 0; a < size; ++a) {
@@ -82,9 +83,6 @@ class Ranks {
       waiters_.push_back(std::make_unique<Waiter>(bell_handles_[rank], failures_[rank], policy));
       meshes_.push_back(std::make_unique<Mesh>(rank, std::move(links[rank]), *waiters_[rank]));
     }
-  }
-  ~Ranks() {
-    for (const BellHandle& each : bell_handles_) close(each.eventfd());
   }
 
   int size() const { return size_; }
@@ -125,6 +123,7 @@ class Ranks {
   Seals seals_;
   std::vector<Bell> bells_;
   std::vector<FailureState> failures_;
+  std::vector<Descriptor> eventfds_;
   std::vector<BellHandle> bell_handles_;
   std::vector<std::unique_ptr<ShmPipe>> pipes_;
   std::vector<std::unique_ptr<Waiter>> waiters_;

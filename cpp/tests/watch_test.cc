@@ -41,7 +41,7 @@ class Watched {
     const std::vector<std::string> names = {"rank 0 on a", "rank 1 on b", "rank 2 on c"};
     const auto connections = std::make_shared<SharedConnections>(std::move(controls));
     watch_ = std::make_unique<Watch>(0, names, connections, 0, std::vector<int>{0, 1, 2});
-    watch_->set_bell(BellHandle(&bell_, -1));
+    watch_->set_bell(BellHandle(&bell_));
   }
 
   void send(const void* data, size_t bytes) {
@@ -214,7 +214,7 @@ void test_a_stopped_rank_that_has_many_notes_to_read() {
   std::map<int, Connection> controls;
   controls.emplace(1, Descriptor(here));
   Watch watch(0, {"rank 0 on a", "rank 1 on b"}, std::make_shared<SharedConnections>(std::move(controls)), 0, {0, 1});
-  watch.set_bell(BellHandle(&bell, -1));
+  watch.set_bell(BellHandle(&bell));
   FailureState& failure = watch.failure();
   for (uint32_t number = 0; number < kNotes; ++number) watch.send_note(1, {&number, 1});
   std::this_thread::sleep_for(std::chrono::milliseconds(4 * patience_ms));

@@ -130,7 +130,7 @@ void Machines::make_rank(int rank) {
   Rank& mine = ranks_[static_cast<size_t>(rank)];
   Host& host = host_of(rank);
   std::vector<BellHandle> bells;
-  for (int local = 0; local < shape_.ranks_per_host; ++local) bells.emplace_back(&host.segment->slot(local).bell, -1);
+  for (int local = 0; local < shape_.ranks_per_host; ++local) bells.emplace_back(&host.segment->slot(local).bell);
   mine.endpoint.host = &host.memory;
   mine.endpoint.core = local(rank);
   mine.endpoint.bell = bells[static_cast<size_t>(local(rank))];
