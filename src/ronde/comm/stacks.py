@@ -14,11 +14,11 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import suppress
 from types import FrameType
 
 from ronde import _native
 from ronde.core.stall_report import MOST_FRAMES
+from ronde.net.own_descriptors import close_own, file_identity
 
 __all__ = ["Dump", "call_site", "formatted", "main_ident", "places_of_waits"]
 
@@ -96,7 +96,7 @@ class Dump:
             return
         self.file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
         self.childrens_file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
-        self._identities = {each: _identity(each) for each in (self.file, self.childrens_file)}
+        self._identities = {each: file_identity(each) for each in (self.file, self.childrens_file)}
         faulthandler.register(free[0], file=self.file, all_threads=True, chain=False)
         self.signal = free[0]
 
@@ -115,12 +115,4 @@ class Dump:
             self._close(self.file)
 
     def _close(self, descriptor: int) -> None:
-        """Close a file of this object. The program may have closed it, and opened a file that has its number now."""
-        with suppress(OSError):
-            if _identity(descriptor) == self._identities[descriptor]:
-                os.close(descriptor)
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
+        close_own(descriptor, self._identities[descriptor])

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ronde.errors import PeerLostError, UsageError
+from ronde.net.own_descriptors import close_own, file_identity, is_own
 from ronde.new_files import create_anew, open_kept
 
 __all__ = ["FileLog", "LiveClients"]
@@ -54,12 +55,13 @@ class FileLog:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = _open(path)
+        self._identity = file_identity(self._fd)
         self._end = 0  # the end of the records that were read or written
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         if self._fd >= 0:
-            os.close(self._fd)
+            close_own(self._fd, self._identity)
             self._fd = -1
 
     @property
@@ -79,7 +81,12 @@ class FileLog:
             with suppress(OSError):  # the file system is gone: so is the lock
                 _unlock(self._fd)
 
+    def _use_file(self, fd: int) -> None:
+        self._fd, self._identity = fd, file_identity(fd)
+
     def _acquire(self, exclusive: bool) -> bool:
+        if not is_own(self._fd, self._identity):
+            raise PeerLostError(f"cannot use the store at file:{self.path}: the program has closed its file")
         anew = self._end == 0
         while True:
             replacement = None
@@ -100,7 +107,8 @@ class FileLog:
             if replacement is None:
                 return anew
             os.close(self._fd)
-            self._fd, self._end, anew = replacement, 0, True
+            self._use_file(replacement)
+            self._end, anew = 0, True
 
     def reset(self) -> None:
         """Read from the first record next time."""
@@ -158,7 +166,8 @@ class FileLog:
                     os.unlink(path)
             return
         os.close(self._fd)
-        self._fd, self._end = fd, end
+        self._use_file(fd)
+        self._end = end
 
     def _replacement(self, exclusive: bool) -> int | None:
         """Return a descriptor of the new file if this one, which is locked, was replaced."""
@@ -249,12 +258,13 @@ class LiveClients:
     def close(self) -> None:
         """Give up the number. A second call does nothing."""
         if self._fd >= 0:
-            os.close(self._fd)
+            close_own(self._fd, self._identity)
         self._fd, self.number = -1, 0
 
     def _open_file(self) -> None:
         if self._fd < 0:
             self._fd = _open(self._path)
+            self._identity = file_identity(self._fd)
 
 
 def _record(payload: bytes) -> bytes:

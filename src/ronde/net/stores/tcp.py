@@ -8,6 +8,7 @@ The rules of a client:
   4. Over TCP every message is sealed (`net/protection`). An altered message ends the connection, and rule 2 applies.
   5. A forked child closes the connection at once: it would hide the death of its parent. In the child, the object is
      another client from then on.
+  6. If the program has closed the connection's descriptor, `close` touches no other file with its number.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authenticating_listener import HANDSHAKE_NS
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
 from ronde.net.foreign import is_torch_store
+from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.stores import wire
@@ -90,8 +92,8 @@ class StoreClient(StoreLine):
         self._lock = threading.Lock()
         self._closed = False
         self._lost = ""
-        self._opening: socket.socket | None = None  # of the present or last attempt to connect
-        self._sock: socket.socket | None = None
+        self._opening: OwnSocket | None = None  # of the present or last attempt to connect
+        self._sock: OwnSocket | None = None
         self._fd = -1
         _clients.add(self)
         self._use_socket(self._connect_until(time.monotonic_ns() + timeout_ns, timeout_ns))
@@ -112,12 +114,12 @@ class StoreClient(StoreLine):
         # Another thread may wait for an answer or a connection, or have taken the lock a moment ago in order to ask.
         pause_s = 0.0
         while not self._lock.acquire(timeout=pause_s):
-            if sock := self._sock or self._opening:
+            if (sock := self._sock or self._opening) and sock.is_own():
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)  # wakes it
             pause_s = FIRST_PAUSE_S
         try:
-            if self._sock:
+            if self._sock and self._sock.is_own():
                 with suppress(OSError):  # it may have broken before
                     self._sock.send(self._sealed(wire.request(StoreOperation.BYE)), socket.MSG_DONTWAIT)
             self._hang_up()
@@ -279,7 +281,7 @@ class StoreClient(StoreLine):
         self._held = {}
         self._hang_up()
 
-    def _use_socket(self, sock: socket.socket) -> None:
+    def _use_socket(self, sock: OwnSocket) -> None:
         self._sock = sock
         self._fd = sock.fileno()
 
@@ -289,7 +291,7 @@ class StoreClient(StoreLine):
             self._sock.close()
             self._sock = None
 
-    def _connect_until(self, deadline_ns: int, timeout_ns: int) -> socket.socket:
+    def _connect_until(self, deadline_ns: int, timeout_ns: int) -> OwnSocket:
         """Try to connect until it works: there is no way to wait for a server that does not listen yet."""
         pause_s = FIRST_PAUSE_S
         patience_ns = min(FIRST_ANSWER_NS, max(0, deadline_ns - time.monotonic_ns()) * 3 // 4)
@@ -315,7 +317,7 @@ class StoreClient(StoreLine):
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             patience_ns = HANDSHAKE_NS
 
-    def _try_addresses(self, deadline_ns: int, patience_ns: int) -> socket.socket:
+    def _try_addresses(self, deadline_ns: int, patience_ns: int) -> OwnSocket:
         failure = OSError(f"nothing is known of {self.address}")
         for target in self._targets:
             try:
@@ -337,8 +339,8 @@ class StoreClient(StoreLine):
         finally:
             del failure  # its traceback has this frame, and would keep alive what the callers' frames hold
 
-    def _open_connection(self, endpoint: Endpoint, deadline_ns: int, patience_ns: int) -> socket.socket:
-        sock = self._opening = socket.socket(endpoint.family, socket.SOCK_STREAM)
+    def _open_connection(self, endpoint: Endpoint, deadline_ns: int, patience_ns: int) -> OwnSocket:
+        sock = self._opening = OwnSocket(endpoint.family, socket.SOCK_STREAM)
         try:
             attempt_ns = min(deadline_ns, time.monotonic_ns() + patience_ns)
             sock.settimeout(max(0.001, (attempt_ns - time.monotonic_ns()) / 1e9))

@@ -263,3 +263,22 @@ def test_the_mode_of_the_file_is_kept(path: Path) -> None:
         assert not path.samefile(f"/proc/self/fd/{old.fileno()}")
     assert path.stat().st_mode & 0o777 == 0o660
     store.close()
+
+
+def test_close_spares_files_with_the_numbers_of_closed_descriptors(path: Path, tmp_path: Path) -> None:
+    """As after os.closerange in a program that then opens files."""
+    store = FileStore(path)
+    store.hold("a", b"1")
+    numbers = [store._log._fd, store._live_clients._fd]
+    foreign = tmp_path / "foreign"
+    with open(foreign, "w+b", buffering=0) as file:
+        file.write(b"x" * 100)
+        for number in numbers:
+            os.dup2(file.fileno(), number)  # closes the store's file
+        with pytest.raises(PeerLostError, match="the program has closed its file"):
+            store.set("b", b"2")
+        store.close()
+        for number in numbers:
+            assert os.path.sameopenfile(number, file.fileno())
+            os.close(number)
+    assert foreign.read_bytes() == b"x" * 100

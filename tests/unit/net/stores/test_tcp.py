@@ -225,6 +225,20 @@ def test_no_server_at_the_address(address: str, reason: str) -> None:
     assert caught.value.operation == "store"
 
 
+def test_close_spares_a_file_with_the_number_of_the_connection(server: StoreServer) -> None:
+    """As after os.closerange in a program that then opens files and sockets."""
+    client = StoreClient(server.address, KEY, LONG)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        number = client._fd
+        os.dup2(ours.fileno(), number)  # closes the connection
+        client.close()
+        assert os.path.sameopenfile(number, ours.fileno())
+        os.close(number)
+        ours.shutdown(socket.SHUT_WR)
+        assert theirs.recv(100) == b""
+
+
 def test_a_closed_server_ends_no_client(server: StoreServer, client: StoreClient) -> None:
     errors = []
 
