@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 from ronde.errors import (
     AbortedError,
@@ -33,6 +32,7 @@ from ronde.errors import (
     VersionError,
     WorkerError,
 )
+from ronde.light_typing import TYPE_CHECKING, Any
 from ronde.types import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ others accept them. They have no order and no real slots (`slots=True` is accept
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from ronde.light_typing import TYPE_CHECKING, Any
 
 __all__ = ["dataclass", "field", "replace"]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
 
 from ronde.cli.run_arguments import RunArguments
 from ronde.errors import UsageError
+from ronde.light_typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ronde.core.indexed_job import IndexedPod
@@ -82,7 +81,11 @@ def check_tuning(asked: RunArguments, config: LaunchConfig) -> None:
     option = "--autotune" if asked.has("--autotune") else "--autotune-log"
     is_wanted = asked.value("--autotune", asked.has("--autotune-log"))
     is_here = config.rendezvous.backend == BACKENDS[0] and config.worker.argv[0] == sys.executable
-    if is_wanted and is_here and find_spec("bayes_opt") is None:
+    if not is_wanted or not is_here:
+        return
+    from importlib.util import find_spec  # here, because few jobs need it
+
+    if find_spec("bayes_opt") is None:
         raise UsageError(
             f"{asked.origin(option)} needs the package bayesian-optimization, which is not installed: "
             "pip install 'ronde[tuning]'"

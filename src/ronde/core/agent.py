@@ -57,7 +57,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, ClassVar
 
 from ronde.core.agent_events import (
     AgentNotice,
@@ -94,6 +93,7 @@ from ronde.core.rendezvous.membership import (
 )
 from ronde.core.worker_group import TYPED
 from ronde.light_dataclasses import dataclass, replace
+from ronde.light_typing import Any, ClassVar
 
 __all__ = ["FAILED", "UNREACHABLE", "Agent", "TRANSITIONS", "WorkerState"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ronde.core.ranks import WorkerRanks, ranks_of
@@ -51,6 +50,8 @@ class LaunchPlan:
 
     def describe(self) -> str:
         """Return the plan as text, without secrets."""
+        import shlex  # here and below, because a launch does without
+
         count = len(self.workers)
         lines = [
             f"{count} worker{'s' if count > 1 else ''} on this machine",
@@ -69,6 +70,8 @@ class LaunchPlan:
 
 def assignments(variables: set[tuple[str, str]], hidden: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield the assignments of variables for a shell, sorted, without the values of the job key and of `hidden`."""
+    import shlex
+
     for name, value in sorted(variables):
         yield f"{name}={HIDDEN if name == JOB_KEY or name in hidden else shlex.quote(value)}"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Generic, TypeVar
+
+from ronde.light_typing import Generic, TypeVar
 
 __all__ = ["EventQueue"]
 

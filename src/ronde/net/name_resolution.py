@@ -13,7 +13,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from ronde.light_typing import Any
 
 __all__ = ["Answer", "NameResolver"]
 

@@ -10,7 +10,8 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+
+from ronde.light_typing import Generic, TypeVar
 
 __all__ = ["Disk"]
 

@@ -15,10 +15,10 @@ import os
 import re
 import stat
 import time
-from typing import TYPE_CHECKING
 
 from ronde.errors import AbortedError, PeerLostError, RemoteError
 from ronde.light_dataclasses import dataclass
+from ronde.light_typing import TYPE_CHECKING
 from ronde.new_files import create_anew, open_for_writing
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _CONSEQUENCES = (PeerLostError, AbortedError, RemoteError)
 
 # The beginning of a traceback's last line if the worker ended because of another one: in Ronde's words, or Gloo's.
 # torch puts its own prefix before each line of a traceback.
-_BLAME = re.compile(
+_BLAME = (
     rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
     rb"|(\w+\.)*\w+Error: .*\bgloo\b.*(closed by peer|reset by peer|Broken pipe))"
     % b"|".join(error.__name__.encode() for error in _CONSEQUENCES)
@@ -49,7 +49,7 @@ _BLAME = re.compile(
 
 def is_blame(line: bytes) -> bool:
     """Return whether this is the last line of the traceback of a worker that has lost a peer."""
-    return _BLAME.match(line) is not None
+    return re.match(_BLAME, line) is not None
 
 
 def _blames_peer(error: BaseException | None) -> bool:

@@ -39,7 +39,7 @@ __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 
 ERROR_NAME = "error.json"
 ALL_OTHERS = -1  # the key of a mapping by local rank
-_FIELD = re.compile(r"\$?\{(\w+)\}")
+_FIELD = r"\$?\{(\w+)\}"
 _FIELDS = ("rank", "local_rank", "host", "role", "stream")
 _STREAMS = {Std.OUT: "stdout", Std.ERR: "stderr"}
 _COLLECTED = {std: f"filtered_{name}.log" for std, name in _STREAMS.items()}
@@ -64,7 +64,7 @@ def fill_prefix(
             )
         return values[match[1]]
 
-    return _FIELD.sub(value, template)
+    return re.sub(_FIELD, value, template)
 
 
 class RunOutputs:
