@@ -81,7 +81,7 @@ def command(name: str, script: Path, ranks: int) -> list[str]:
         return [
             sys.executable,
             "-c",
-            "from ronde.cli import main; main()",
+            "from ronde.cli import command; command()",
             "run",
             "-n",
             str(ranks),
