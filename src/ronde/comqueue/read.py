@@ -21,14 +21,18 @@ __all__ = ["ArrayRows", "is_flink_table", "read"]
 
 
 class ArrayRows:
-    """Arrays in memory as a source of rows."""
+    """Arrays in memory as a source of rows. `selection`: of the columns of a table, if they are those."""
 
-    def __init__(self, arrays: Any, num_rows: int) -> None:
+    def __init__(self, arrays: Any, num_rows: int, selection: ColumnSelection | None = None) -> None:
         self.num_rows = num_rows
-        self._arrays = arrays
+        self._arrays, self._selection = arrays, selection
 
     def __repr__(self) -> str:
         return f"<ArrayRows: {self.num_rows} rows>"
+
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part, as `ColumnSelection` does; () for arrays without names of columns."""
+        return self._selection.columns_of(part) if self._selection else ()
 
     def load(self, begin: int, end: int) -> Any:
         """Return rows, which share the memory of the arrays."""
@@ -120,7 +124,7 @@ def _table_rows(source: Any, columns: ColumnsOption) -> ArrayRows:
     selection.learn(found)
     arrays = selection.empty(table.num_rows, Buffers(), table.num_rows)
     selection.fill(arrays, 0, found, slice(0, table.num_rows), name)
-    return ArrayRows(selection.result(arrays), table.num_rows)
+    return ArrayRows(selection.result(arrays), table.num_rows, selection)
 
 
 def _array_rows(source: Any) -> ArrayRows:

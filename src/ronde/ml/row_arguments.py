@@ -7,7 +7,6 @@ from typing import Any
 
 from ronde.comqueue import LocatedRows, RowSource, read
 from ronde.comqueue.read import is_flink_table
-from ronde.ml.feature_names import TableRows, numeric_columns
 
 __all__ = ["as_rows", "check_in_memory", "is_on_cluster"]
 
@@ -34,8 +33,6 @@ def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
     # With vectors and arrays, which do not count as columns of numbers.
     features = [column for column in columns if column not in names.values()] or None
     source = read(X, {"X": features, **names} if names else features)
-    if isinstance(source, RowSource) and not isinstance(X, (str, os.PathLike, list, tuple)):
-        source = TableRows(source, [name for name in numeric_columns(X) if name not in names.values()])
     return source, *(None for _ in others)
 
 

@@ -108,7 +108,10 @@ def test_features_have_the_names_of_the_columns(rows: Any) -> None:
         model.predict(frame)
     assert len(model.predict(frame.select(["a", "b"]))) == len(X)
     assert names_of(model.fit(rows(["b", "y"]), "y")) == ["b"]
+    assert names_of(model.fit(read(rows(["b", "a", "y"]), {"X": None, "y": "y"}))) == ["b", "a"]
     assert names_of(model.fit(X, Y)) is None
+    assert names_of(KMeans(2).fit(read(rows(["b", "a"])))) == ["b", "a"]
+    assert names_of(KMeans(2).fit(read(X))) is None
     assert names_of(KMeans(2).fit(rows(["a", "b", "weight"]), sample_weight="weight")) == ["a", "b"]
 
 
