@@ -157,6 +157,18 @@ def test_a_warm_start_needs_the_same_classes_and_columns(rows: Any, y: Any, expe
 
 
 @pytest.mark.parametrize(
+    ("rows", "outputs", "expected"), [(X, 2, r"\(2, 8\)"), (X[:, :5], 0, r"\(5,\)"), (X[:, :1], 0, r"\(1,\)")]
+)
+def test_a_warm_start_of_a_regression_needs_the_same_outputs_and_columns(
+    rows: Any, outputs: int, expected: str
+) -> None:
+    model = ronde.ml.ElasticNet(warm_start=True).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match=rf"the shape \(8,\), where these outputs .* need {expected}"):
+        model.fit(rows, X[:, :outputs] if outputs else X[:, 0])
+    assert model.fit(X, X[:, :1]).coef_.shape == (8,)
+
+
+@pytest.mark.parametrize(
     "name", ["Lasso", "LogisticRegression", "LinearSVC", "Perceptron", "KMeans", "MiniBatchKMeans"]
 )
 def test_a_number_of_steps_may_come_from_an_array(name: str) -> None:

@@ -86,3 +86,11 @@ def test_a_warm_start_goes_on_from_the_best_weights() -> None:
     model = Perceptron(n_iter_no_change=30, warm_start=True).fit(X, y)
     best = model.history_[-1]["best_loss"]
     assert model.fit(X, y).history_[0]["loss"] == best
+
+
+@pytest.mark.parametrize(("columns", "classes", "expected"), [(4, 2, r"\(1, 4\)"), (1, 3, r"\(3, 1\)")])
+def test_a_warm_start_needs_the_same_classes_and_columns(columns: int, classes: int, expected: str) -> None:
+    X, y = load_iris(return_X_y=True)
+    model = Perceptron(warm_start=True).fit(X, y)
+    with pytest.raises(ValueError, match=rf"the shape \(3, 4\), where these classes .* need {expected}"):
+        model.fit(X[y < classes, :columns], y[y < classes])

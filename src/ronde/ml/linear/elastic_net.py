@@ -132,10 +132,12 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
         return csr_matrix(self.coef_)
 
     def _start(self, num_features: int, outputs: tuple[int, ...]) -> Array:
-        """Return the weights of the first step."""
+        """Return the weights of the first step. Raises ValueError if those of an earlier fit have another shape."""
         start = weights_of_zeros(outputs, num_features + self.fit_intercept)
         if self.warm_start and hasattr(self, "coef_"):
-            start[..., :num_features] = self.coef_
+            coef = start[..., :num_features]
+            self._check_warm_start(coef.shape, "outputs")
+            coef[:] = self.coef_
             if self.fit_intercept:
                 start[..., num_features] = np.reshape(self.intercept_, start.shape[:-1])
         return start

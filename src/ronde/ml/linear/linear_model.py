@@ -62,6 +62,15 @@ class LinearModel(DistributedEstimator):
         for name, value in attributes.items():
             setattr(self, name, value)
 
+    def _check_warm_start(self, expected: tuple[int, ...], of_targets: str) -> None:
+        """Raise ValueError if `coef_` of the earlier fit has another shape. `of_targets`: "classes" or "outputs"."""
+        if self.coef_.shape != expected:
+            raise ValueError(
+                f"warm_start=True, and coef_ of the earlier fit has the shape {self.coef_.shape}, where these "
+                f"{of_targets} and columns need {expected}: fit with as many {of_targets} and columns, or set "
+                "warm_start=False"
+            )
+
     def _minimize(
         self,
         optimizer: Optimizer,

@@ -181,10 +181,6 @@ class LogisticRegression(LinearClassifier):
         if not (self.warm_start and hasattr(self, "coef_")):
             return np.zeros(shape)
         expected = (shape[0] if len(shape) == 2 else 1, shape[-1] - self.fit_intercept)
-        if self.coef_.shape != expected:
-            raise ValueError(
-                f"warm_start=True, and coef_ of the earlier fit has the shape {self.coef_.shape}, where these classes "
-                f"and columns need {expected}: fit with as many classes and columns, or set warm_start=False"
-            )
+        self._check_warm_start(expected, "classes")
         parts = [self.coef_, self.intercept_[:, None]] if self.fit_intercept else [self.coef_]
         return np.hstack(parts).reshape(shape)

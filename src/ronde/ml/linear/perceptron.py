@@ -161,6 +161,7 @@ class Perceptron(LinearClassifier):
         numbers = np.array([1]) if len(classes) == 2 else np.arange(len(classes))
         w = np.zeros((len(numbers), data.num_features + self.fit_intercept))
         if not is_new and hasattr(self, "coef_"):
+            self._check_warm_start((len(numbers), data.num_features), "classes")
             w[:, : data.num_features] = self.coef_
             w[:, data.num_features :] = self.intercept_[:, None]
         progress = self._progress(max_iter, data.for_callbacks)
