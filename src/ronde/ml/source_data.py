@@ -18,6 +18,7 @@ from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.rows import StreamedSource
 from ronde.light_dataclasses import dataclass
 from ronde.ml.class_weights import ClassWeights, added_class_weights, weights_by_class
+from ronde.ml.sparse_rows import is_sparse, without_duplicates
 from ronde.ml.tasks import place_of
 
 __all__ = ["MappedLocatedRows", "MappedRows", "RowSurvey", "checked_parts", "mapped_rows", "survey"]
@@ -103,14 +104,17 @@ def mapped_rows(
 
 
 def checked_parts(parts: Parts) -> Parts:
-    """Return X, y and sample_weight of some rows, X as float64 or float32. Raises ValueError if they are invalid."""
+    """Return X, y and sample_weight of some rows, X as `TrainingData` has it. Raises ValueError if they are invalid."""
     if unknown := set(parts) - set(PARTS):
         raise ValueError(
             f"the rows have the parts {sorted(unknown)}: expected X, and perhaps y and sample_weight"
         )
     X = parts["X"]
+    dtype = np.float32 if X.dtype == np.float32 else np.float64
     if isinstance(X, np.ndarray):
-        X = np.ascontiguousarray(X, np.float32 if X.dtype == np.float32 else np.float64)
+        X = np.ascontiguousarray(X, dtype)
+    elif is_sparse(X):
+        X = without_duplicates(X.astype(dtype, copy=False))
     if X.ndim != 2:
         raise ValueError(f"X has the shape {X.shape}: expected (rows, features)")
     for name, part in {**parts, "X": X}.items():

@@ -15,6 +15,7 @@ from ronde.ml.class_weights import ClassWeights, weights_by_class
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows
 from ronde.ml.source_data import checked_parts, mapped_rows, survey
+from ronde.ml.sparse_rows import is_sparse, without_duplicates
 
 __all__ = ["FLOATS", "TrainingData", "training_data"]
 
@@ -31,7 +32,7 @@ class TrainingData:
     Attributes:
         rows: `data` of `iterate`: a dict, or a source whose rows are read by the tasks. In both cases `c.data` and the
             blocks have the attributes `X`, and `y` and `sample_weight` if they were given. X is a C-contiguous array or
-            a CSR matrix, float64 or float32.
+            a CSR matrix without duplicates, float64 or float32.
         num_rows: How many rows there are.
         num_features: How many columns X has.
         dtype: The dtype of X.
@@ -100,6 +101,8 @@ def training_data(
         rows = dict(zip(("X", "y"), validate_data(estimator, X, given, reset=reset, **options)))
     else:
         rows = {"X": validate_data(estimator, X, reset=reset, **options)}
+    if is_sparse(rows["X"]):
+        rows["X"] = without_duplicates(rows["X"])
     X = rows["X"]
     total_weight, class_weights = float(X.shape[0]), None
     if sample_weight is not None:

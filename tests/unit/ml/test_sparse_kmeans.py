@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import cluster as sklearn_cluster
 
-from ronde.ml import KMeans, MiniBatchKMeans
+from ronde.ml import ElasticNet, KMeans, MiniBatchKMeans
 from ronde.ml.clustering import starts
 from ronde.ml.clustering.center_assignment import find_nearest
 from ronde.ml.clustering.points import distinct_points
+from ronde.ml.source_data import checked_parts
 
 Array = NDArray[Any]
 
@@ -120,6 +121,41 @@ def test_columns_without_a_stored_number_count() -> None:
     expected = ((X.toarray() - centers[found.labels]) ** 2).sum(axis=1)
     np.testing.assert_allclose(found.squared_distances, expected, rtol=1e-6)
     assert (find_nearest(X, X[:5].toarray()).squared_distances[:5] == 0).all()
+
+
+@pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csr_array, sparse.coo_array])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_numbers_at_the_same_place_are_summed(make: Any, metric: Any) -> None:
+    X = sparse_rows(300)
+    X = X[X.sum(axis=1) > 0]
+    # The first number of each row is stored in two parts.
+    first = X.indptr[:-1]
+    data = X.data.copy()
+    data[first] += 2
+    X_in_parts = sparse.csr_array(
+        (
+            np.insert(data, first, -2.0),
+            np.insert(X.indices, first, X.indices[first]),
+            X.indptr + np.arange(len(X.indptr)),
+        ),
+        X.shape,
+    )
+    X_in_parts = make(X_in_parts.tocoo() if make is sparse.coo_array else X_in_parts)
+    stored = X_in_parts.data.copy()
+    assert len(stored) > len(X.data)
+    models = [
+        KMeans(5, metric=metric, n_init=1, random_state=0, on="threads:2").fit(rows)
+        for rows in (X, X_in_parts)
+    ]
+    assert models[0].cluster_centers_.tobytes() == models[1].cluster_centers_.tobytes()
+    assert models[0].inertia_ == models[1].inertia_
+    assert models[0].transform(X).tobytes() == models[1].transform(X_in_parts).tobytes()
+    y = X.sum(axis=1)
+    fits = [ElasticNet(0.01).fit(rows, y).coef_.tobytes() for rows in (X, X_in_parts)]
+    assert len(set(fits)) == 1
+    of_a_source = checked_parts({"X": X_in_parts.astype("i8")})["X"]
+    assert (of_a_source.data.tobytes(), of_a_source.dtype) == (X.data.tobytes(), X.dtype)
+    assert X_in_parts.data.tobytes() == stored.tobytes()
 
 
 def test_batches() -> None:

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.geometry import GEOMETRIES
-from ronde.ml.clustering.points import Points, is_sparse, make_csr
+from ronde.ml.clustering.points import Points, make_csr
+from ronde.ml.sparse_rows import is_sparse
 
 __all__ = ["PointReader"]
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde._native import assign_to_centers
-from ronde.ml.clustering.points import Points, is_sparse, make_csr, row_numbers, sums_at
+from ronde.ml.clustering.points import Points, make_csr, row_numbers, sums_at
+from ronde.ml.sparse_rows import is_sparse
 
 __all__ = ["Nearest", "find_nearest", "sum_nearest"]
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.light_dataclasses import dataclass
-from ronde.ml.clustering.points import Points, is_sparse, make_csr, squared_lengths
+from ronde.ml.clustering.points import Points, make_csr, squared_lengths
+from ronde.ml.sparse_rows import is_sparse
 
 __all__ = ["GEOMETRIES", "Geometry"]
 

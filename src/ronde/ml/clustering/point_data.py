@@ -11,9 +11,9 @@ from sklearn.utils.validation import _check_sample_weight, check_array
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.read import is_flink_table
-from ronde.ml.clustering.points import is_sparse
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows, check_in_memory
+from ronde.ml.sparse_rows import is_sparse
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
 __all__ = ["MOST_LABELS", "accepted_formats", "is_here", "keeps_labels", "point_data", "rows_in_pieces"]

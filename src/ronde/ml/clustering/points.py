@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.ml.sparse_rows import is_sparse
+
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
@@ -19,7 +21,6 @@ __all__ = [
     "as_centers",
     "column_moments",
     "distinct_points",
-    "is_sparse",
     "join_points",
     "make_csr",
     "row_numbers",
@@ -29,11 +30,6 @@ __all__ = [
 
 Array = NDArray[Any]
 Points = Any  # an array or a CSR array
-
-
-def is_sparse(rows: Any) -> bool:
-    """Return whether rows are those of a sparse matrix or array."""
-    return hasattr(rows, "tocsr")
 
 
 def make_csr(*arguments: Any, **named: Any) -> csr_array:
