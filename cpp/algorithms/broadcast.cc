@@ -17,7 +17,8 @@
 
 namespace ronde {
 
-void broadcast(const Group& group, const Call& call, void* data, size_t bytes, int root, size_t segment_bytes) {
+void broadcast(const Group& group, const Call& call, void* data, size_t bytes, int root, size_t segment_bytes,
+               FunctionRef<void(const Range&)> arrived) {
   const int size = group.size();
   const unsigned place = static_cast<unsigned>((group.rank() - root + size) % size);
   const unsigned lowest_bit = place == 0 ? std::bit_ceil(static_cast<unsigned>(size)) : place & -place;
@@ -43,6 +44,7 @@ void broadcast(const Group& group, const Call& call, void* data, size_t bytes, i
     for (size_t child = 0; child < children.size(); ++child) {
       last[child] = group.send(children[child], call, bytes_of + segments[i].begin, segments[i].count);
     }
+    arrived(segments[i]);
   }
   group.wait(last);
 }

@@ -190,18 +190,25 @@ void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in,
   host.share(call, shard, out, {shards.sizes, shards.offsets}, root);
 }
 
+// The ranks of a host share a segment while the next one is on its way.
 void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) {
-  const int root = call.root;
   const size_t bytes = call.count * size_of(call.dtype);
-  const std::vector<int> members = leaders(hierarchy, root);
+  const std::vector<int> members = leaders(hierarchy, call.root);
   const std::vector<int>& mine = hierarchy.ranks_of_host[hierarchy.my_host];
   const int leader = members[hierarchy.my_host];
-  if (leader == hierarchy.mesh.rank() && members.size() > 1) {
-    broadcast(Group(hierarchy.mesh, members), call, data, bytes, position(members, root));
-  }
   std::vector<size_t> sizes(mine.size()), offsets(mine.size());
-  sizes[position(mine, leader)] = bytes;
-  hierarchy.host.share(call, data, data, {sizes, offsets});
+  const auto share = [&](const Range& segment) {
+    std::byte* const begin = static_cast<std::byte*>(data) + segment.begin;
+    sizes[position(mine, leader)] = segment.count;
+    hierarchy.host.share(call, begin, begin, {sizes, offsets});
+  };
+  if (members.size() == 1) return share({0, bytes});
+  const HostGroup::Driving driving(hierarchy.host, hierarchy.mesh);
+  if (leader == hierarchy.mesh.rank()) {
+    const Group group(hierarchy.mesh, members);
+    return broadcast(group, call, data, bytes, position(members, call.root), kSegmentBytes, share);
+  }
+  for (const Range& segment : Chunks::even(bytes, 1).segments(0, kSegmentBytes)) share(segment);
 }
 
 void hierarchical_reduce_scatter(Hierarchy& hierarchy, const Call& call, const void* in, std::span<const size_t> counts,

@@ -17,7 +17,9 @@
 #include <cstddef>
 #include <span>
 
+#include "algorithms/chunks.h"
 #include "call.h"
+#include "function_ref.h"
 #include "group.h"
 #include "reduction.h"
 #include "scratch.h"
@@ -60,9 +62,11 @@ void reduce_scatterv(const Group& group, const Call& call, const void* in, std::
 void allgatherv(const Group& group, const Call& call, const void* in, void* out, std::span<const size_t> sizes,
                 size_t segment_bytes = kSegmentBytes);
 
-// Copies `data` of the root to `data` of all ranks.
-void broadcast(const Group& group, const Call& call, void* data, size_t bytes, int root,
-               size_t segment_bytes = kSegmentBytes);
+// Copies `data` of the root to `data` of all ranks. `arrived` is called for each segment, in order, when this rank has
+// it and has begun to send it on.
+void broadcast(
+    const Group& group, const Call& call, void* data, size_t bytes, int root, size_t segment_bytes = kSegmentBytes,
+    FunctionRef<void(const Range&)> arrived = [](const Range&) {});
 
 // The result of allgatherv, on the root only; the other ranks ignore `out`.
 void gatherv(const Group& group, const Call& call, const void* in, void* out, std::span<const size_t> sizes, int root);
