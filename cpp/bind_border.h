@@ -21,7 +21,15 @@ void bind_engine(nb::module_& module);
 void bind_stalls(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_store_server(nb::module_& module);
+void bind_store_session(nb::module_& module);
 void bind_timeline(nb::module_& module);
+
+using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+
+// The function as a table of methods has it, with METH_FASTCALL.
+inline PyCFunction fast(FastCall function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
 
 // For a forked child: abandons the object and leaks it. Other threads of the parent may have been changing it at the
 // fork, so not even its destructor may access it.

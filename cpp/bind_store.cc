@@ -27,7 +27,6 @@
 namespace ronde {
 namespace {
 
-constexpr Py_ssize_t kLongestKey = 1024;        // bytes of a key that Python need not check
 constexpr uint64_t kPatience = 60'000'000'000;  // 60 s: the server's time beyond the request's timeout
 
 bool read_bytes(PyObject* object, std::string_view& view) {
@@ -128,7 +127,7 @@ bool read_key(PyObject* self, PyObject* key, uint8_t operation, std::string_view
   if (PyUnicode_Check(key)) {
     Py_ssize_t size = 0;
     const char* const data = PyUnicode_AsUTF8AndSize(key, &size);
-    if (data != nullptr && size > 0 && size <= kLongestKey) {
+    if (data != nullptr && size > 0 && static_cast<size_t>(size) <= kLongestKey) {
       view = {data, static_cast<size_t>(size)};
       return true;
     }

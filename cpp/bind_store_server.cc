@@ -1,5 +1,5 @@
-// The Python binding of a store's server: one call receives the requests of all clients in one turn of its loop, and
-// one call sends their answers, so that the interpreter handles whole requests and makes no system calls.
+// The Python binding of a store's server: one call serves its connections until the interpreter is needed. It receives
+// requests and answers the frequent ones itself (bind_store_session.h); another call sends the answers of the others.
 //
 // It uses plain functions of the C API for the reason in bind_store.cc: the server's thread is a daemon, too.
 #include <nanobind/nanobind.h>
@@ -13,6 +13,7 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -21,13 +22,17 @@
 
 #include "bind_border.h"
 #include "bind_keys.h"
+#include "bind_store_session.h"
+#include "steady_clock.h"
 #include "store_request.h"
 
 namespace ronde {
 namespace {
 
-constexpr int kMost = 64;                // events in one turn
-constexpr size_t kReadBytes = 64 << 10;  // a longer request arrives in pieces
+constexpr int kMost = 64;                    // events in one turn
+constexpr size_t kReadBytes = 64 << 10;      // a longer request arrives in pieces
+static_assert(kReadBytes <= kLongestValue);  // as answer_fast requires
+constexpr int64_t kMillisecondNs = 1'000'000;
 
 PyObject* wrong_arguments(const char* right) {
   PyErr_SetString(PyExc_TypeError, right);
@@ -68,126 +73,118 @@ PyObject* as_tuple(int fd, const StoreRequest& request) {
   return nullptr;
 }
 
-// The seals of a server's connections, by descriptor; null for those whose messages have no tags.
-using Seals = std::vector<std::unique_ptr<SealedConnection>>;
-constexpr const char* kSeals = "ronde.StoreSeals";
+// One connection of a server. It is at rest if it has neither a partly received request nor a partly sent answer.
+struct ServedConnection {
+  nb::object session;                       // null: the descriptor belongs to no client
+  std::unique_ptr<SealedConnection> seals;  // null if its messages have no tags
+  bool is_at_rest = false;
+};
 
-Seals* seals_in(PyObject* capsule) { return static_cast<Seals*>(PyCapsule_GetPointer(capsule, kSeals)); }
+using Connections = std::vector<ServedConnection>;  // by descriptor
+constexpr const char* kConnections = "ronde.StoreConnections";
 
-SealedConnection* seals_of(const Seals& seals, int fd) {
-  return fd >= 0 && static_cast<size_t>(fd) < seals.size() ? seals[static_cast<size_t>(fd)].get() : nullptr;
+Connections* connections_in(PyObject* capsule) {
+  return static_cast<Connections*>(PyCapsule_GetPointer(capsule, kConnections));
 }
 
-// new_seals() -> an empty container of seals for the functions below
-PyObject* new_seals(PyObject*, PyObject*) {
-  auto seals = std::make_unique<Seals>();
-  PyObject* const capsule = PyCapsule_New(seals.get(), kSeals, [](PyObject* capsule) { delete seals_in(capsule); });
-  if (capsule != nullptr) seals.release();
+// The connection with this descriptor; null if it belongs to no client.
+ServedConnection* find_connection(Connections& connections, int fd) {
+  if (fd < 0 || static_cast<size_t>(fd) >= connections.size()) return nullptr;
+  ServedConnection& connection = connections[static_cast<size_t>(fd)];
+  return connection.session.is_valid() ? &connection : nullptr;
+}
+
+SealedConnection* seals_of(Connections& connections, int fd) {
+  const ServedConnection* const connection = find_connection(connections, fd);
+  return connection == nullptr ? nullptr : connection->seals.get();
+}
+
+// new_connections() -> an empty container of connections for the functions below
+PyObject* new_connections(PyObject*, PyObject*) {
+  auto connections = std::make_unique<Connections>();
+  PyObject* const capsule =
+      PyCapsule_New(connections.get(), kConnections, [](PyObject* capsule) { delete connections_in(capsule); });
+  if (capsule != nullptr) connections.release();
   return capsule;
 }
 
-// set_seals(seals, fd, outgoing, incoming, conceals): sets the keys of a new connection; set_seals(seals, fd): it has
-// none
-PyObject* set_seals(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count < 2) return wrong_arguments("set_seals takes seals and a descriptor");
-  Seals* const seals = seals_in(arguments[0]);
+// add_connection(connections, fd, session, outgoing, incoming, conceals), or without the keys if its messages have no
+// tags
+PyObject* add_connection(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count < 3) return wrong_arguments("add_connection takes connections, a descriptor and a session");
+  Connections* const connections = connections_in(arguments[0]);
   const long fd = PyLong_AsLong(arguments[1]);
-  if (seals == nullptr || PyErr_Occurred()) return nullptr;
-  if (fd < 0) return wrong_arguments("a descriptor is not negative");
+  if (connections == nullptr || PyErr_Occurred()) return nullptr;
+  const int is_session = PyObject_IsInstance(arguments[2], session_type);
+  if (fd < 0 || is_session <= 0) return wrong_arguments("add_connection takes a descriptor and a session");
   try {
-    std::unique_ptr<SealedConnection> fresh;
-    if (count > 2) {
-      const auto keys = connection_keys(arguments + 2, count - 2);
+    ServedConnection fresh{nb::borrow(arguments[2]), nullptr, true};
+    if (count > 3) {
+      const auto keys = connection_keys(arguments + 3, count - 3);
       if (!keys) return nullptr;
-      fresh = std::make_unique<SealedConnection>(*keys);
+      fresh.seals = std::make_unique<SealedConnection>(*keys);
     }
     const auto index = static_cast<size_t>(fd);
-    if (fresh && seals->size() <= index) seals->resize(index + 1);
-    if (index < seals->size()) (*seals)[index] = std::move(fresh);
+    if (connections->size() <= index) connections->resize(index + 1);
+    (*connections)[index] = std::move(fresh);
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
   Py_RETURN_NONE;
 }
 
-// read_request(fd, frame, seals) -> (fd, operation, number, timeout_ns, key, argument), or None if it is not a valid
-// frame of that connection
+// remove_connection(connections, fd)
+PyObject* remove_connection(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) return wrong_arguments("remove_connection takes connections and a descriptor");
+  Connections* const connections = connections_in(arguments[0]);
+  const int fd = static_cast<int>(PyLong_AsLong(arguments[1]));
+  if (connections == nullptr || PyErr_Occurred()) return nullptr;
+  if (ServedConnection* const connection = find_connection(*connections, fd)) *connection = {};
+  Py_RETURN_NONE;
+}
+
+// set_at_rest(connections, fd, is_at_rest)
+PyObject* set_at_rest(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3) return wrong_arguments("set_at_rest takes connections, a descriptor and a bool");
+  Connections* const connections = connections_in(arguments[0]);
+  const int fd = static_cast<int>(PyLong_AsLong(arguments[1]));
+  if (connections == nullptr || PyErr_Occurred()) return nullptr;
+  ServedConnection* const connection = find_connection(*connections, fd);
+  if (connection != nullptr) connection->is_at_rest = PyObject_IsTrue(arguments[2]) == 1;
+  Py_RETURN_NONE;
+}
+
+// read_request(fd, frame, connections) -> (fd, operation, number, timeout_ns, key, argument), or None if it is not a
+// valid frame of that connection
 PyObject* read_frame(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 3 || !PyBytes_Check(arguments[1])) {
-    return wrong_arguments("read_request takes an integer, bytes and seals");
+    return wrong_arguments("read_request takes an integer, bytes and connections");
   }
   const int fd = static_cast<int>(PyLong_AsLong(arguments[0]));
-  const Seals* const seals = seals_in(arguments[2]);
+  Connections* const connections = connections_in(arguments[2]);
   if (PyErr_Occurred()) return nullptr;
   try {
     std::string frame(PyBytes_AsString(arguments[1]), static_cast<size_t>(PyBytes_Size(arguments[1])));
-    if (const auto request = read_request(frame, seals_of(*seals, fd))) return as_tuple(fd, *request);
+    if (const auto request = read_request(frame, seals_of(*connections, fd))) return as_tuple(fd, *request);
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
   Py_RETURN_NONE;
-}
-
-// Handles one connection's event: appends a whole request to `requests`, or (fd, events, received bytes or None) to
-// `others`, for Python.
-bool take_event(const epoll_event& event, bool at_rest, SealedConnection* seals, char* buffer, PyObject* requests,
-                PyObject* others) {
-  const int fd = event.data.fd;
-  if (!at_rest || event.events != EPOLLIN) return append(others, Py_BuildValue("(iIO)", fd, event.events, Py_None));
-  const ssize_t received = recv(fd, buffer, kReadBytes, MSG_DONTWAIT);
-  if (received < 0 && (errno == EAGAIN || errno == EINTR)) return true;
-  // A broken connection counts as closed.
-  const std::span data(buffer, received > 0 ? static_cast<size_t>(received) : 0);
-  if (const auto request = read_request(data, seals)) return append(requests, as_tuple(fd, *request));
-  return append(others, Py_BuildValue("(iIy#)", fd, event.events, data.data(), static_cast<Py_ssize_t>(data.size())));
-}
-
-// take_requests(epoll_fd, timeout_ms, most, at_rest, seals) -> (requests, others): waits for events and returns up to
-// `most` of them. `at_rest` has a byte for each descriptor, which is not 0 for a member without a partly received
-// request and without a partly sent answer; only from these does it receive.
-PyObject* take_requests(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 5 || !PyByteArray_Check(arguments[3])) {
-    return wrong_arguments("take_requests takes three integers, a bytearray and seals");
-  }
-  const int epoll = static_cast<int>(PyLong_AsLong(arguments[0]));
-  const int timeout_ms = static_cast<int>(PyLong_AsLong(arguments[1]));
-  const int most = std::clamp(static_cast<int>(PyLong_AsLong(arguments[2])), 1, kMost);
-  const Seals* const seals = seals_in(arguments[4]);
-  if (PyErr_Occurred()) return nullptr;
-  epoll_event events[kMost];
-  PyThreadState* const state = PyEval_SaveThread();
-  const int ready = epoll_wait(epoll, events, most, timeout_ms);
-  const int error = errno;
-  PyEval_RestoreThread(state);
-  if (ready < 0 && error != EINTR) {
-    errno = error;
-    return PyErr_SetFromErrno(PyExc_OSError);
-  }
-
-  const std::string_view at_rest(PyByteArray_AsString(arguments[3]),
-                                 static_cast<size_t>(PyByteArray_Size(arguments[3])));
-  char buffer[kReadBytes];
-  PyObject* const requests = PyList_New(0);
-  PyObject* const others = PyList_New(0);
-  bool done = requests != nullptr && others != nullptr;
-  for (int i = 0; done && i < ready; ++i) {
-    const auto fd = static_cast<size_t>(events[i].data.fd);
-    const bool rests = fd < at_rest.size() && at_rest[fd] != 0;
-    done = take_event(events[i], rests, seals_of(*seals, events[i].data.fd), buffer, requests, others);
-  }
-  PyObject* const both = done ? PyTuple_Pack(2, requests, others) : nullptr;
-  Py_XDECREF(requests);
-  Py_XDECREF(others);
-  return both;
 }
 
 struct OutgoingAnswer {
   int fd;
   SealedConnection* seals;
+  nb::object owner;  // of the memory of `frame`
   std::string_view frame;
   std::string sealed;  // the memory of `frame` if it has a tag
   ssize_t sent;        // -1: the connection is broken
 };
+
+OutgoingAnswer outgoing(int fd, SealedConnection* seals, nb::object frame) {
+  const std::string_view view(PyBytes_AsString(frame.ptr()), static_cast<size_t>(PyBytes_Size(frame.ptr())));
+  return {fd, seals, std::move(frame), view, {}, 0};
+}
 
 void send_answer(OutgoingAnswer& answer) {
   if (answer.seals != nullptr) {
@@ -198,67 +195,155 @@ void send_answer(OutgoingAnswer& answer) {
   if (answer.sent < 0 && (errno == EAGAIN || errno == EINTR)) answer.sent = 0;
 }
 
-// Sends as much as possible without blocking and without the GIL. Returns false if there is not enough memory.
-bool send_all(std::vector<OutgoingAnswer>& answers) {
-  PyThreadState* const state = PyEval_SaveThread();
-  bool done = true;
-  try {
+// Sends as much as possible without blocking and without the GIL. Adds what is left to `unsent`: by descriptor, the
+// remaining bytes, or None if the connection is broken. Returns false if an exception is set.
+bool send_all(std::vector<OutgoingAnswer>& answers, PyObject* unsent) {
+  {
+    const ReleaseGil release;
     for (OutgoingAnswer& answer : answers) send_answer(answer);
-  } catch (const std::bad_alloc&) {
-    done = false;
   }
-  PyEval_RestoreThread(state);
-  return done;
-}
-
-// send_answers({fd: frame}, seals) -> {fd: the remaining bytes, or None if the connection is broken} for the frames
-// that it could not send completely
-PyObject* send_answers(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 2 || !PyDict_Check(arguments[0])) return wrong_arguments("send_answers takes a dict and seals");
-  const Seals* const seals = seals_in(arguments[1]);
-  if (seals == nullptr) return nullptr;
-  std::vector<OutgoingAnswer> answers;
-  try {
-    answers.reserve(static_cast<size_t>(PyDict_Size(arguments[0])));
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
-  }
-  PyObject *key = nullptr, *frame = nullptr;
-  for (Py_ssize_t at = 0; PyDict_Next(arguments[0], &at, &key, &frame);) {
-    if (!PyBytes_Check(frame)) return wrong_arguments("send_answers takes frames of bytes");
-    const int fd = static_cast<int>(PyLong_AsLong(key));
-    const std::string_view view(PyBytes_AsString(frame), static_cast<size_t>(PyBytes_Size(frame)));
-    answers.push_back({fd, seals_of(*seals, fd), view, {}, 0});
-  }
-  if (PyErr_Occurred()) return nullptr;
-  if (!send_all(answers)) return PyErr_NoMemory();
-  PyObject* const unsent = PyDict_New();
   for (const OutgoingAnswer& answer : answers) {
-    if (unsent == nullptr || answer.sent == static_cast<ssize_t>(answer.frame.size())) continue;
+    if (answer.sent == static_cast<ssize_t>(answer.frame.size())) continue;
     PyObject* const fd = PyLong_FromLong(answer.fd);
     PyObject* const left =
         answer.sent < 0 ? Py_NewRef(Py_None) : bytes(answer.frame.substr(static_cast<size_t>(answer.sent)));
     const bool done = fd != nullptr && left != nullptr && PyDict_SetItem(unsent, fd, left) == 0;
     Py_XDECREF(fd);
     Py_XDECREF(left);
-    if (!done) {
-      Py_DECREF(unsent);
+    if (!done) return false;
+  }
+  return true;
+}
+
+// What one call of serve_requests leaves to Python.
+struct Rest {
+  nb::object requests = nb::steal(PyList_New(0));
+  nb::object others = nb::steal(PyList_New(0));
+  nb::object unsent = nb::steal(PyDict_New());
+
+  bool is_valid() const { return requests.is_valid() && others.is_valid() && unsent.is_valid(); }
+  bool is_empty() const {
+    return PyList_Size(requests.ptr()) == 0 && PyList_Size(others.ptr()) == 0 && PyDict_Size(unsent.ptr()) == 0;
+  }
+};
+
+// Handles one connection's event: answers a request by the fast path, or leaves it to Python, as a whole request or as
+// (fd, events, received bytes or None). Returns false if an exception is set.
+bool take_event(const epoll_event& event, ServedConnection* connection, const StoreContent* content, char* buffer,
+                std::vector<OutgoingAnswer>& answers, const Rest& rest) {
+  const int fd = event.data.fd;
+  if (connection == nullptr || !connection->is_at_rest || event.events != EPOLLIN) {
+    return append(rest.others.ptr(), Py_BuildValue("(iIO)", fd, event.events, Py_None));
+  }
+  const ssize_t received = recv(fd, buffer, kReadBytes, MSG_DONTWAIT);
+  if (received < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  // A broken connection counts as closed.
+  const std::span data(buffer, received > 0 ? static_cast<size_t>(received) : 0);
+  const auto request = read_request(data, connection->seals.get());
+  if (!request) {
+    return append(rest.others.ptr(),
+                  Py_BuildValue("(iIy#)", fd, event.events, data.data(), static_cast<Py_ssize_t>(data.size())));
+  }
+  if (content != nullptr) {
+    auto& session = *reinterpret_cast<StoreSession*>(connection->session.ptr());
+    if (nb::object answer = answer_fast(*content, session, *request); answer.is_valid()) {
+      answers.push_back(outgoing(fd, connection->seals.get(), std::move(answer)));
+      return true;
+    }
+  }
+  return append(rest.requests.ptr(), as_tuple(fd, *request));
+}
+
+// serve_requests(epoll_fd, timeout_ms, most, connections, content) -> (requests, others, unsent): serves up to `most`
+// events in a turn, and returns after the first turn with something for Python, or after the timeout (-1: none).
+// `content`: (values, waiting) for the fast path, or None to leave all requests to Python.
+PyObject* serve_requests(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) return wrong_arguments("serve_requests takes three integers, connections and content");
+  const int epoll = static_cast<int>(PyLong_AsLong(arguments[0]));
+  int timeout_ms = static_cast<int>(PyLong_AsLong(arguments[1]));
+  const int most = std::clamp(static_cast<int>(PyLong_AsLong(arguments[2])), 1, kMost);
+  Connections* const connections = connections_in(arguments[3]);
+  if (PyErr_Occurred()) return nullptr;
+  std::optional<StoreContent> content;
+  if (arguments[4] != Py_None) {
+    StoreContent& given = content.emplace();
+    if (!PyArg_ParseTuple(arguments[4], "O!O!", &PyDict_Type, &given.values, &PyDict_Type, &given.waiting)) {
       return nullptr;
     }
   }
-  return unsent;
+  try {
+    const Rest rest;
+    if (!rest.is_valid()) return nullptr;
+    const int64_t deadline_ns = steady_now_ns() + timeout_ms * kMillisecondNs;
+    epoll_event events[kMost];
+    char buffer[kReadBytes];
+    std::vector<OutgoingAnswer> answers;
+    answers.reserve(static_cast<size_t>(most));
+    while (true) {
+      int ready, error;
+      {
+        const ReleaseGil release;
+        ready = epoll_wait(epoll, events, most, timeout_ms);
+        error = errno;
+      }
+      if (ready < 0 && error != EINTR) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+      }
+      for (int i = 0; i < ready; ++i) {
+        ServedConnection* const connection = find_connection(*connections, events[i].data.fd);
+        if (!take_event(events[i], connection, content ? &*content : nullptr, buffer, answers, rest)) return nullptr;
+      }
+      if (!answers.empty() && !send_all(answers, rest.unsent.ptr())) return nullptr;
+      answers.clear();
+      if (timeout_ms >= 0) {
+        const int64_t left_ns = std::max<int64_t>(0, deadline_ns - steady_now_ns());
+        timeout_ms = static_cast<int>((left_ns + kMillisecondNs - 1) / kMillisecondNs);
+      }
+      if (!rest.is_empty() || ready <= 0 || timeout_ms == 0) {
+        return PyTuple_Pack(3, rest.requests.ptr(), rest.others.ptr(), rest.unsent.ptr());
+      }
+    }
+  } catch (nb::python_error& error) {
+    error.restore();
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
 }
 
-using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-
-PyCFunction fast(FastCall function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); }
+// send_answers({fd: frame}, connections) -> {fd: the remaining bytes, or None if the connection is broken} for the
+// frames that it could not send completely
+PyObject* send_answers(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2 || !PyDict_Check(arguments[0])) return wrong_arguments("send_answers takes a dict and connections");
+  Connections* const connections = connections_in(arguments[1]);
+  if (connections == nullptr) return nullptr;
+  try {
+    std::vector<OutgoingAnswer> answers;
+    answers.reserve(static_cast<size_t>(PyDict_Size(arguments[0])));
+    PyObject *key = nullptr, *frame = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(arguments[0], &at, &key, &frame);) {
+      if (!PyBytes_Check(frame)) return wrong_arguments("send_answers takes frames of bytes");
+      const int fd = static_cast<int>(PyLong_AsLong(key));
+      answers.push_back(outgoing(fd, seals_of(*connections, fd), nb::borrow(frame)));
+    }
+    if (PyErr_Occurred()) return nullptr;
+    nb::object unsent = nb::steal(PyDict_New());
+    if (!unsent.is_valid() || !send_all(answers, unsent.ptr())) return nullptr;
+    return unsent.release().ptr();
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+}
 
 PyMethodDef methods[] = {
     {"read_request", fast(read_frame), METH_FASTCALL, nullptr},
-    {"take_requests", fast(take_requests), METH_FASTCALL, nullptr},
+    {"serve_requests", fast(serve_requests), METH_FASTCALL, nullptr},
     {"send_answers", fast(send_answers), METH_FASTCALL, nullptr},
-    {"new_seals", new_seals, METH_NOARGS, nullptr},
-    {"set_seals", fast(set_seals), METH_FASTCALL, nullptr},
+    {"new_connections", new_connections, METH_NOARGS, nullptr},
+    {"add_connection", fast(add_connection), METH_FASTCALL, nullptr},
+    {"remove_connection", fast(remove_connection), METH_FASTCALL, nullptr},
+    {"set_at_rest", fast(set_at_rest), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

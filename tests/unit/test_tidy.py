@@ -180,7 +180,7 @@ def test_one_module_reads_the_environment() -> None:
 
 
 def test_only_communicator_engine_store_channel_and_centers_use_the_native_module() -> None:
-    store = ("src/ronde/net/stores/server.py", "src/ronde/net/stores/tcp.py")
+    store = tuple(f"src/ronde/net/stores/{name}.py" for name in ("request_handler", "server", "tcp"))
     channel = "src/ronde/net/message_channel.py"
     centers = "src/ronde/ml/clustering/center_assignment.py"
     allowed = ("src/ronde/comm/", "src/ronde/engine/", *store, channel, centers, "src/ronde/__init__.py")

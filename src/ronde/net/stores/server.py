@@ -7,8 +7,9 @@ The rules:
   3. A client's error costs that client its connection, and other clients nothing.
   4. The server notices a broken connection at once, or within seconds if no packet reports it. The held keys of its
      client go; the last answer is kept, because the client may come back.
-  5. A turn of the loop takes whole requests from several clients and sends all answers at its end, in one native call
-     each (cpp/bind_store_server.cc). Everything else, such as parts of requests, is received here.
+  5. One native call (cpp/bind_store_server.cc) receives and answers the frequent requests until there is something
+     else to do here. A turn takes requests from several clients and sends all answers at its end. Everything else,
+     such as parts of requests, is received here.
   6. Over TCP every message is sealed (`net/protection`). An altered message ends its connection, and nothing else.
   7. With a journal, the answers of a turn leave only when its changes are on the disk. If these cannot be written, the
      server undoes and refuses them, and the store goes on with its earlier content.
@@ -28,7 +29,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ronde._native import new_seals, read_request, send_answers, set_seals, take_requests
+from ronde._native import (
+    add_connection,
+    new_connections,
+    read_request,
+    remove_connection,
+    send_answers,
+    serve_requests,
+    set_at_rest,
+)
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.light_logging import logger
@@ -116,9 +125,7 @@ class StoreServer:
             raise
         self._answers: dict[int, bytes] = {}  # to send at the end of the turn, by descriptor
         self._clients: dict[int, _Client] = {}
-        # By descriptor: 1 for a client without a partly received request or a partly sent answer.
-        self._at_rest = bytearray(256)
-        self._seals = new_seals()
+        self._connections = new_connections()
         self._departed: list[ClientSession] = []
         self._timers: list[tuple[int, int, _Client]] = []
         self._timer_count = 0
@@ -193,6 +200,7 @@ class StoreServer:
 
     def _run(self) -> None:
         epoll = self._epoll.fileno()
+        content = None if self._journal else self._handler.content
         going_on = True
         try:
             while going_on:
@@ -201,7 +209,7 @@ class StoreServer:
                 wake_ns = self._authenticator.wake_ns
                 timeout_ms = self._ms_to_next_timer(wake_ns) if self._timers or wake_ns is not None else -1
                 going_on = self._serve_turn(
-                    *take_requests(epoll, timeout_ms, most, self._at_rest, self._seals)
+                    *serve_requests(epoll, timeout_ms, most, self._connections, content)
                 )
         except BaseException:
             _log.exception("the store at %s has broken down", self._address)
@@ -209,11 +217,17 @@ class StoreServer:
         finally:
             self._close_all()
 
-    def _serve_turn(self, requests: list[_Request], others: list[tuple[int, int, bytes | None]]) -> bool:
-        """Serve all ready descriptors; return whether to go on."""
+    def _serve_turn(
+        self,
+        requests: list[_Request],
+        others: list[tuple[int, int, bytes | None]],
+        unsent: dict[int, bytes | None],
+    ) -> bool:
+        """Serve all ready descriptors, and send the rest of answers; return whether to go on."""
         if self._journal:
             self._repair_journal()
             self._handler.begin_turn()
+        self._keep_unsent(unsent)
         # Before a new connection can reuse a descriptor that is closed in this turn.
         self._answer_requests(requests)
         going_on = True
@@ -275,11 +289,8 @@ class StoreServer:
         client = _Client(newcomer.sock, session)
         old, session.connection = session.connection, client
         self._clients[client.fd] = client
-        if client.fd >= len(self._at_rest):
-            self._at_rest.extend(bytes(client.fd))
-        self._at_rest[client.fd] = 1
-        if newcomer.handshake.keys:
-            set_seals(self._seals, client.fd, *newcomer.handshake.keys.parts())
+        keys = newcomer.handshake.keys
+        add_connection(self._connections, client.fd, session, *(keys.parts() if keys else ()))
         if old is not None:  # the client has reconnected before the server noticed the break
             self._drop_client(old)
         if len(self._clients) >= MAX_CLIENTS:
@@ -288,8 +299,7 @@ class StoreServer:
     def _drop_client(self, client: _Client) -> None:
         del self._clients[client.fd]
         self._answers.pop(client.fd, None)
-        self._at_rest[client.fd] = 0
-        set_seals(self._seals, client.fd)
+        remove_connection(self._connections, client.fd)
         client.timer = 0
         client.sock.close()  # this also removes it from the epoll
         session = client.session
@@ -315,7 +325,7 @@ class StoreServer:
         except Exception as error:
             self._fail_client(client, error)
         if client.fd in self._clients:
-            self._at_rest[client.fd] = not (client.inbox or client.outbox)
+            set_at_rest(self._connections, client.fd, not (client.inbox or client.outbox))
 
     def _fail_client(self, client: _Client, error: Exception) -> None:
         if isinstance(error, ProtocolError):
@@ -343,7 +353,7 @@ class StoreServer:
         if client.outbox:
             raise ProtocolError("a client of the store asks again before it has taken its answer")
         client.inbox = bytearray()
-        request = read_request(client.fd, bytes(inbox), self._seals)
+        request = read_request(client.fd, bytes(inbox), self._connections)
         if request is None:
             raise ProtocolError("a request is malformed, or was altered, repeated or lost on its way")
         self._answer_requests([request])
@@ -380,17 +390,18 @@ class StoreServer:
         if not self._answers:
             return
         answers, self._answers = self._answers, {}
-        # Answers that were not sent completely.
-        for fd, left in send_answers(answers, self._seals).items():
-            if left is None:
-                self._drop_client(self._clients[fd])
-            else:
-                self._send_later(self._clients[fd], left)
+        self._keep_unsent(send_answers(answers, self._connections))
 
-    def _send_later(self, client: _Client, data: bytes) -> None:
-        client.outbox = data
-        self._at_rest[client.fd] = 0
-        self._epoll.modify(client.fd, _READABLE | _WRITABLE)
+    def _keep_unsent(self, unsent: dict[int, bytes | None]) -> None:
+        """Keep the rest of answers until they can be sent; None stands for a broken connection."""
+        for fd, left in unsent.items():
+            client = self._clients[fd]
+            if left is None:
+                self._drop_client(client)
+                continue
+            client.outbox = left
+            set_at_rest(self._connections, fd, False)
+            self._epoll.modify(fd, _READABLE | _WRITABLE)
 
     def _flush_outbox(self, client: _Client) -> None:
         sent = client.sock.send(client.outbox)

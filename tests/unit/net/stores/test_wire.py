@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ronde._native import new_seals, read_request
+from ronde._native import new_connections, read_request
 from ronde.errors import ProtocolError
 from ronde.net.stores import wire
 from ronde.net.stores.request_handler import RequestHandler
@@ -40,7 +40,7 @@ def test_nonsense_is_a_protocol_error(operation: int) -> None:
     handler = RequestHandler()
     session = handler.open_session(b"i" * 16)
     session.connection = object()
-    seals = new_seals()
+    connections = new_connections()
     for _ in range(2000):
         body = chance.randbytes(chance.randrange(30))
         if chance.random() < 0.5:
@@ -48,7 +48,7 @@ def test_nonsense_is_a_protocol_error(operation: int) -> None:
         frame = bytearray(request(operation, b"k" * chance.randrange(3), body, chance.choice([0, 1, 10**9])))
         if chance.random() < 0.3:
             frame[chance.randrange(4, HEAD.size)] = chance.randrange(256)
-        read = read_request(0, bytes(frame), seals)
+        read = read_request(0, bytes(frame), connections)
         if read is None:
             continue
         try:
