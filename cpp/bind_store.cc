@@ -27,7 +27,8 @@
 namespace ronde {
 namespace {
 
-constexpr uint64_t kPatience = 60'000'000'000;  // 60 s: the server's time beyond the request's timeout
+constexpr size_t kLongestList = size_t{32} << 20;  // of keys, in bytes, as _check_size of tcp.py
+constexpr uint64_t kPatience = 60'000'000'000;     // 60 s: the server's time beyond the request's timeout
 
 bool read_bytes(PyObject* object, std::string_view& view) {
   char* data = nullptr;
@@ -118,12 +119,8 @@ PyObject *acquire_name = nullptr, *release_name = nullptr;
 // Operations whose key is empty: WAIT, CHECK, NUM_KEYS, MULTI_GET, MULTI_SET and WATCH of wire.py.
 constexpr uint32_t kNameless = 1u << 3 | 1u << 7 | 1u << 8 | 1u << 10 | 1u << 11 | 1u << 16;
 
-// Reads a key: text, or None if the operation has none. Calls `_check_key` for anything else, which raises.
-bool read_key(PyObject* self, PyObject* key, uint8_t operation, std::string_view& view) {
-  if (key == Py_None && operation < 32 && (kNameless >> operation & 1) != 0) {
-    view = "";  // with an address: Python would turn a null pointer into None
-    return true;
-  }
+// Reads a text as a key. Calls `_check_key` for anything else, which raises.
+bool read_key(PyObject* self, PyObject* key, std::string_view& view) {
   if (PyUnicode_Check(key)) {
     Py_ssize_t size = 0;
     const char* const data = PyUnicode_AsUTF8AndSize(key, &size);
@@ -137,6 +134,31 @@ bool read_key(PyObject* self, PyObject* key, uint8_t operation, std::string_view
   if (checked != nullptr) PyErr_SetString(PyExc_ValueError, "invalid key: expected a non-empty string");
   Py_XDECREF(checked);
   return false;
+}
+
+// Reads the key of a request: None if the operation has none.
+bool read_request_key(PyObject* self, PyObject* key, uint8_t operation, std::string_view& view) {
+  if (key == Py_None && operation < 32 && (kNameless >> operation & 1) != 0) {
+    view = "";  // with an address: Python would turn a null pointer into None
+    return true;
+  }
+  return read_key(self, key, view);
+}
+
+// Reads the argument of a request: bytes, or a list of keys, which it packs into `packed`. Calls `_check_size` if they
+// are too long for one request, which raises.
+bool read_argument(PyObject* self, PyObject* argument, std::string& packed, std::string_view& view) {
+  if (!PyList_Check(argument)) return read_bytes(argument, view);
+  for (Py_ssize_t i = 0; i < PyList_Size(argument); ++i) {
+    std::string_view key;
+    if (!read_key(self, PyList_GetItem(argument, i), key)) return false;
+    append_key(packed, key);
+  }
+  view = packed;
+  if (packed.size() <= kLongestList) return true;
+  PyObject* const checked = PyObject_CallMethod(self, "_check_size", "y#", packed.data(), size_of(packed));
+  Py_XDECREF(checked);
+  return checked != nullptr;
 }
 
 bool read_timeout(PyObject* number, uint64_t& timeout_ns) {
@@ -189,18 +211,7 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   }
 }
 
-// _ask(operation, key, argument, timeout_ns, once) -> the value of the answer, or None if the answer is ABSENT
-PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 5) {
-    PyErr_SetString(PyExc_TypeError, "_ask takes five arguments");
-    return nullptr;
-  }
-  StoreRequest request;
-  request.operation = static_cast<uint8_t>(PyLong_AsLong(arguments[0]));
-  if (PyErr_Occurred() || !read_key(self, arguments[1], request.operation, request.key) ||
-      !read_bytes(arguments[2], request.argument) || !read_timeout(arguments[3], request.timeout_ns)) {
-    return nullptr;
-  }
+PyObject* ask(PyObject* self, StoreRequest& request, bool once) {
   Line* const line = reinterpret_cast<Line*>(self);
   PyObject* const lock = line->lock;  // a signal handler may fork, and the client in the child has another lock
   if (lock == nullptr) {
@@ -211,7 +222,7 @@ PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
   PyObject* answer = nullptr;
   if (PyObject* const acquired = PyObject_CallMethodObjArgs(lock, acquire_name, nullptr)) {
     Py_DECREF(acquired);
-    answer = ask_locked(line, request, PyObject_IsTrue(arguments[4]) == 1);
+    answer = ask_locked(line, request, once);
     PyObject *type = nullptr, *error = nullptr, *trace = nullptr;
     if (answer == nullptr) PyErr_Fetch(&type, &error, &trace);
     PyObject* const released = PyObject_CallMethodObjArgs(lock, release_name, nullptr);
@@ -221,6 +232,75 @@ PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
   }
   Py_DECREF(lock);
   return answer;
+}
+
+// _ask(operation, key, argument, timeout_ns, once) -> the value of the answer, or None if the answer is ABSENT;
+// `argument`: bytes, or a list of keys
+PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) {
+    PyErr_SetString(PyExc_TypeError, "_ask takes five arguments");
+    return nullptr;
+  }
+  StoreRequest request;
+  std::string keys;
+  try {
+    request.operation = static_cast<uint8_t>(PyLong_AsLong(arguments[0]));
+    if (PyErr_Occurred() || !read_request_key(self, arguments[1], request.operation, request.key) ||
+        !read_argument(self, arguments[2], keys, request.argument) || !read_timeout(arguments[3], request.timeout_ns)) {
+      return nullptr;
+    }
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  return ask(self, request, PyObject_IsTrue(arguments[4]) == 1);
+}
+
+// _add(key, amount) -> the sum
+PyObject* line_add(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "_add takes two arguments");
+    return nullptr;
+  }
+  StoreRequest request;
+  request.operation = static_cast<uint8_t>(StoreOperation::kAdd);
+  if (!read_key(self, arguments[0], request.key)) return nullptr;
+  PyObject* const amount = PyNumber_ToBase(arguments[1], 10);
+  if (amount == nullptr) return nullptr;
+  Py_ssize_t size = 0;
+  const char* const digits = PyUnicode_AsUTF8AndSize(amount, &size);
+  PyObject* answer = nullptr;
+  if (digits != nullptr) {
+    request.argument = {digits, static_cast<size_t>(size)};
+    answer = ask(self, request, true);
+  }
+  Py_DECREF(amount);
+  if (answer == nullptr || !PyBytes_Check(answer)) return answer;
+  PyObject* const sum = PyLong_FromString(PyBytes_AsString(answer), nullptr, 10);
+  Py_DECREF(answer);
+  return sum;
+}
+
+// _compare_set(key, expected, desired) -> the value that the key then has
+PyObject* line_compare_set(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_SetString(PyExc_TypeError, "_compare_set takes three arguments");
+    return nullptr;
+  }
+  StoreRequest request;
+  request.operation = static_cast<uint8_t>(StoreOperation::kCompareSet);
+  ComparedValues values;
+  if (!read_key(self, arguments[0], request.key) || !read_bytes(arguments[1], values.expected) ||
+      !read_bytes(arguments[2], values.desired)) {
+    return nullptr;
+  }
+  std::string argument;
+  try {
+    argument = compared_values(values);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  request.argument = argument;
+  return ask(self, request, true);
 }
 
 // _ask_once(operation, number, timeout_ns, key, argument) -> (status, value)
@@ -293,9 +373,11 @@ PyMemberDef line_members[] = {
 };
 
 PyMethodDef line_methods[] = {
-    {"_ask", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(line_ask)), METH_FASTCALL, nullptr},
-    {"_ask_once", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(line_ask_once)), METH_FASTCALL, nullptr},
-    {"_use_keys", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(line_use_keys)), METH_FASTCALL, nullptr},
+    {"_ask", fast(line_ask), METH_FASTCALL, nullptr},
+    {"_add", fast(line_add), METH_FASTCALL, nullptr},
+    {"_compare_set", fast(line_compare_set), METH_FASTCALL, nullptr},
+    {"_ask_once", fast(line_ask_once), METH_FASTCALL, nullptr},
+    {"_use_keys", fast(line_use_keys), METH_FASTCALL, nullptr},
     {"_sealed", line_sealed, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

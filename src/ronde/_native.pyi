@@ -78,8 +78,16 @@ class StoreLine:
     _lock: Lock
     _number: int
     def _ask(
-        self, operation: int, key: str | None, argument: bytes, timeout_ns: int, once: bool, /
+        self,
+        operation: int,
+        key: str | None,
+        argument: bytes | list[str],
+        timeout_ns: int,
+        once: bool,
+        /,
     ) -> bytes | None: ...
+    def _add(self, key: str, amount: int, /) -> int: ...
+    def _compare_set(self, key: str, expected: bytes, desired: bytes, /) -> bytes: ...
     def _ask_once(
         self, operation: int, number: int, timeout_ns: int, key: bytes, argument: bytes, /
     ) -> tuple[int, bytes]: ...

@@ -58,9 +58,14 @@ _TIMEVAL = struct.Struct("@ll")
 
 # Of the frequent operations: before Python 3.12 the access to a class's attribute is slow.
 _SET, _GET, _WAIT = StoreOperation.SET, StoreOperation.GET, StoreOperation.WAIT
-_ADD, _COMPARE_SET = StoreOperation.ADD, StoreOperation.COMPARE_SET
 
 _log = logger(__name__)
+
+
+def _check_size(argument: bytes) -> bytes:
+    if len(argument) > FRAME_LIMIT_BYTES // 2:
+        raise UsageError(f"one call to a store has at most {FRAME_LIMIT_BYTES // 2} bytes of keys and values")
+    return argument
 
 
 class StoreClient(StoreLine):
@@ -138,15 +143,14 @@ class StoreClient(StoreLine):
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        if keys and self._ask(_WAIT, None, _pack_keys(keys), timeout_ns, False) is None:
+        if keys and self._ask(_WAIT, None, several(keys), timeout_ns, False) is None:
             raise self._missing_keys_error(keys, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask(_ADD, key, b"%d" % amount, 0, True) or 0)
+        return self._add(key, amount)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        values = wire.pack_expected(check_value(key, expected), check_value(key, desired))
-        return self._ask(_COMPARE_SET, key, values, 0, True) or b""
+        return self._compare_set(key, check_value(key, expected), check_value(key, desired))
 
     def delete_key(self, key: str) -> bool:
         encoded = check_key(key)
@@ -155,7 +159,7 @@ class StoreClient(StoreLine):
         return there
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(StoreOperation.CHECK, None, _pack_keys(keys), 0, False) is not None
+        return self._ask(StoreOperation.CHECK, None, several(keys), 0, False) is not None
 
     def num_keys(self) -> int:
         return int(self._ask(StoreOperation.NUM_KEYS, None, b"", 0, False) or 0)
@@ -166,7 +170,7 @@ class StoreClient(StoreLine):
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         if not keys:
             return []
-        values = self._ask(StoreOperation.MULTI_GET, None, _pack_keys(keys), timeout_ns, False)
+        values = self._ask(StoreOperation.MULTI_GET, None, several(keys), timeout_ns, False)
         if values is None:
             raise self._missing_keys_error(keys, timeout_ns)
         return wire.values_from(values)
@@ -216,6 +220,7 @@ class StoreClient(StoreLine):
     # Called by the native `_ask` of StoreLine
 
     _check_key = staticmethod(check_key)
+    _check_size = staticmethod(_check_size)
 
     @staticmethod
     def _judge(status: int, value: bytes) -> bytes | None:
@@ -400,13 +405,3 @@ def _reset_all_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_all_after_fork)
-
-
-def _pack_keys(keys: Sequence[str]) -> bytes:
-    return _check_size(wire.pack_keys(map(check_key, several(keys))))
-
-
-def _check_size(argument: bytes) -> bytes:
-    if len(argument) > FRAME_LIMIT_BYTES // 2:
-        raise UsageError(f"one call to a store has at most {FRAME_LIMIT_BYTES // 2} bytes of keys and values")
-    return argument

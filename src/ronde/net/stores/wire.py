@@ -8,8 +8,8 @@ A client numbers the requests that must be carried out only once, from 1; other 
 request without an answer under the same number, and the server repeats its first answer.
 
 The argument is the value for SET, APPEND, PUSH and HOLD, decimal text for ADD, and for COMPARE_SET the length of the
-expected value (4 bytes), the expected and the desired value. Several keys, with values or without, are lists as packed
-below; then the key is empty.
+expected value (4 bytes), the expected and the desired value. Several keys with values are lists as packed below, and
+several keys without them are each its length (2 bytes) and the key; then the key of the request is empty.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ __all__ = [
     "is_named",
     "known_from",
     "keys_from",
-    "pack_expected",
-    "pack_keys",
     "pack_known",
     "pack_pairs",
     "pack_values",
@@ -138,10 +136,6 @@ _NAMELESS = frozenset(
 # Arguments
 
 
-def pack_expected(expected: bytes, desired: bytes) -> bytes:
-    return LENGTH.pack(len(expected)) + expected + desired
-
-
 def split_expected(argument: bytes) -> tuple[bytes, bytes]:
     """Return the two values of a COMPARE_SET. Raises ProtocolError."""
     if len(argument) < LENGTH.size:
@@ -152,15 +146,8 @@ def split_expected(argument: bytes) -> tuple[bytes, bytes]:
     return argument[LENGTH.size : end], argument[end:]
 
 
-def pack_keys(keys: Iterable[bytes]) -> bytes:
-    pieces: list[bytes] = []
-    for key in keys:
-        pieces += _KEY.pack(len(key)), key
-    return b"".join(pieces)
-
-
 def keys_from(data: bytes) -> list[bytes]:
-    """Return the keys of `pack_keys`. Raises ProtocolError."""
+    """Return the keys of a list. Raises ProtocolError."""
     keys = []
     place = 0
     while place < len(data):

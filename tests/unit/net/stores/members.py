@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Iterable
 
 from ronde.job_key import JobKey
 from ronde.net.authentication import Role, authenticate
 from ronde.net.protection import protection_of
 from ronde.net.stores.server import STORE_PURPOSE
 
-__all__ = ["Member"]
+__all__ = ["Member", "packed_keys"]
 
 LONG_S = 30.0
 PRIME = 2**130 - 5
@@ -98,3 +99,8 @@ class Member:
         text, tag = answer[:-16], answer[-16:]
         assert tag == tag_of(self._keys.incoming, self._received, struct.pack("!I", len(answer)) + text)
         return text
+
+
+def packed_keys(keys: Iterable[bytes]) -> bytes:
+    """Return a list of keys as in a request, which the native client packs."""
+    return b"".join([len(key).to_bytes(2, "big") + key for key in keys])

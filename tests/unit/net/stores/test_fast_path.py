@@ -78,3 +78,10 @@ def test_a_repeated_request_has_no_second_effect(both: tuple[StoreClient, StoreC
         for number, total in [(7, b"1"), (7, b"1"), (8, b"2"), (8, b"2")]:
             assert client._ask_once(StoreOperation.ADD, number, 0, b"key", b"1") == (0, total)
         assert client._ask_once(StoreOperation.GET, 0, 0, b"key", b"") == (0, b"2")
+
+
+def test_an_amount_is_a_whole_number(both: tuple[StoreClient, StoreClient]) -> None:
+    for amount in (1.5, "1", b"1", None):
+        with pytest.raises(TypeError):
+            both[0].add("key", amount)  # type: ignore[arg-type]
+    assert both[0].add("key", 1) == 1

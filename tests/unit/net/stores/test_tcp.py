@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.unit.net.stores.members import Member
+from tests.unit.net.stores.members import Member, packed_keys
 
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse_address, resolve
 from ronde.net.authenticating_listener import MAX_STRANGERS
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.tcp import StoreClient, StoreServer
-from ronde.net.stores.wire import StoreOperation, pack_keys, pack_known, pack_pairs, pairs_from, request
+from ronde.net.stores.wire import StoreOperation, pack_known, pack_pairs, pairs_from, request
 from ronde.settings import JobKey
 
 SECOND = 10**9
@@ -140,7 +140,7 @@ def test_a_member_that_takes_no_answers_costs_only_itself(server: StoreServer, c
     client.set("key", b"v" * VALUE_LIMIT_BYTES)
     with member(server) as sock:
         sock.sock.setblocking(False)
-        asked = request(StoreOperation.MULTI_GET, b"", pack_keys([b"key"] * 30))
+        asked = request(StoreOperation.MULTI_GET, b"", packed_keys([b"key"] * 30))
 
         def ask() -> None:
             while True:

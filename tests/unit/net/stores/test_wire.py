@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.unit.net.stores.members import packed_keys
 
 from ronde._native import new_connections, read_request
 from ronde.errors import ProtocolError
@@ -17,7 +18,7 @@ VALUES = [b"", b"v", b"v" * 32, b"v" * 33, b"v" * 5000]
 
 def test_lists_come_back() -> None:
     keys = [b"a", b"b" * 1024, "鍵".encode()]
-    assert wire.keys_from(wire.pack_keys(keys)) == keys
+    assert wire.keys_from(packed_keys(keys)) == keys
     assert wire.values_from(wire.pack_values(VALUES)) == VALUES
     pairs = dict(zip([b"1", b"2", b"3", b"4", b"5", b"6"], [None, *VALUES]))
     assert wire.pairs_from(wire.pack_pairs(pairs)) == pairs
