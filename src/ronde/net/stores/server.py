@@ -44,6 +44,7 @@ from ronde.light_logging import logger
 from ronde.net.addresses import parse_address
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role
+from ronde.net.own_descriptors import close_own, file_identity, is_own
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.stores.listeners import MAX_CLIENTS, detect_loss, listen_for_clients
 from ronde.net.stores.request_handler import ClientSession, RequestHandler
@@ -131,6 +132,7 @@ class StoreServer:
         self._timer_count = 0
         self._repair_at_ns = 0
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stop_identity = file_identity(self._stop)
         self._epoll.register(self._stop, select.EPOLLIN)
         _servers.add(self)
         self._thread = threading.Thread(target=self._run, name="ronde-store", daemon=True)
@@ -147,8 +149,11 @@ class StoreServer:
         return self._authenticator.refusals.summary
 
     def close(self) -> None:
-        """Stop serving, close all connections, and free the address. A second call does nothing."""
-        if self._thread.is_alive():
+        """Stop serving, close all connections, and free the address. A second call does nothing.
+
+        Nor does it do anything if the program has closed the server's descriptors: then nothing reaches its thread.
+        """
+        if self._thread.is_alive() and is_own(self._stop, self._stop_identity):
             os.eventfd_write(self._stop, 1)
             self._thread.join()
 
@@ -257,7 +262,7 @@ class StoreServer:
         for client in list(self._clients.values()):
             self._drop_client(client)
         self._epoll.close()
-        os.close(self._stop)
+        close_own(self._stop, self._stop_identity)
         if self._journal:
             self._journal.close()
         self._close_listeners()

@@ -239,6 +239,20 @@ def test_close_spares_a_file_with_the_number_of_the_connection(server: StoreServ
         assert theirs.recv(100) == b""
 
 
+def test_closing_a_server_spares_a_file_with_the_number_of_its_bell(tmp_path: Path) -> None:
+    server = StoreServer("unix:@ronde-test-closed", KEY)
+    number = server._stop
+    kept = os.dup(number)
+    with open(tmp_path / "file", "w+b", buffering=0) as file:
+        os.dup2(file.fileno(), number)  # closes the bell
+        server.close()
+        assert os.fstat(number).st_size == 0
+        os.dup2(kept, number)  # so that the server can end
+    os.close(kept)
+    server.close()
+    server.wait()
+
+
 def test_a_closed_server_ends_no_client(server: StoreServer, client: StoreClient) -> None:
     errors = []
 
