@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from ronde.core import collective_messages as messages
 from ronde.core.collective_messages import SEGMENT_BYTES, Message
-from ronde.light_dataclasses import dataclass
+from ronde.light_dataclasses import dataclass, replace
 
 __all__ = [
     "OPERATIONS",
@@ -340,8 +340,10 @@ def _hierarchical_phases(
             share = _share_in_host(ranks, [block] * ranks, False, is_kept=True, is_in_place=is_piece)
             shares = _repeated(share, shape.hosts)
             return _on_rails("allgather", shape, messages.chunk_bytes(nbytes, ranks)).then(shares)
-    shares = _share_in_host(ranks, [nbytes] + [0] * (ranks - 1), is_symmetric, is_kept=True)
-    return Traffic(exchanges=1).then(_between_leaders("broadcast", shape, nbytes)).then(shares)
+    segments = max(-(-nbytes // SEGMENT_BYTES), 1)
+    share = _share_in_host(ranks, [nbytes // segments] + [0] * (ranks - 1), is_symmetric, is_kept=True)
+    between = Traffic(exchanges=1).then(_between_leaders("broadcast", shape, nbytes))
+    return replace(between.then(_repeated(share, segments)), pieces=segments)
 
 
 def _between_leaders(operation: str, shape: JobShape, nbytes: int, is_cached: bool = False) -> Traffic:
