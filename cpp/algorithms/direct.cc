@@ -55,7 +55,8 @@ DirectReduction::DirectReduction(const Group& group, const Call& call, const Red
       contributions_(kDepth * size_),
       receives_(kDepth * size_),
       sends_(size_),
-      departures_(kDepth),
+      departures_((kDepth + kMostLag + 1) * static_cast<size_t>(size_)),
+      emptied_(kDepth),
       sources_(size_) {}
 
 // Each rank begins with the next rank, so that the ranks do not all send to rank 0 first.
@@ -67,8 +68,10 @@ void DirectReduction::for_each_peer(Body&& body) {
 void DirectReduction::start(size_t number, Tick started) {
   const Tick& tick = ticks_[number % kDepth] = std::move(started);
   for_each_peer([&](int peer) {
+    departures(number)[peer] = {};
     if (const auto& theirs = tick.segments[peer]) {
-      sends_[peer] = group_.send(peer, call_, tick.in + theirs->begin * element_bytes_, theirs->count * element_bytes_);
+      departures(number)[peer] = sends_[peer] =
+          group_.send(peer, call_, tick.in + theirs->begin * element_bytes_, theirs->count * element_bytes_);
     }
     if (const auto& own = tick.segments[rank_]) {
       contributions_[slot_index(number, peer)] =
@@ -84,7 +87,7 @@ void DirectReduction::finish(size_t number) {
     for_each_peer([&](int peer) {
       if (!receives_results(peer)) return;
       sends_[peer] = group_.send(peer, call_, result, own->count * result_bytes_);
-      departures_[number % kDepth] = sends_[peer];
+      emptied_[number % kDepth] = sends_[peer];
     });
   }
   if (!receives_results(rank_)) return;
@@ -106,13 +109,16 @@ const std::byte* DirectReduction::reduce_own(size_t number, const Tick& tick, co
   if (result == nullptr) {
     // This rank's own slot takes the result once the slot's previous result has been sent.
     result = slot(number, rank_);
-    group_.wait(departures_[number % kDepth]);
+    group_.wait(emptied_[number % kDepth]);
   }
   reduce(reduction_, result, sources_.data(), size_, own.count);
   return result;
 }
 
-void DirectReduction::wait(size_t number) { group_.wait(std::span(&receives_[slot_index(number, 0)], size_)); }
+void DirectReduction::wait(size_t number) {
+  group_.wait(std::span(&receives_[slot_index(number, 0)], size_));
+  group_.wait(departures(number));
+}
 
 void DirectReduction::wait_for_all() {
   group_.wait(sends_);

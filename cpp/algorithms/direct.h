@@ -40,7 +40,8 @@ struct Tick {
 // finish(0), finish(1), ... in one order, start(t) at most kDepth calls before finish(t).
 class DirectReduction {
  public:
-  static constexpr size_t kDepth = 8;  // ticks between start and finish
+  static constexpr size_t kDepth = 8;    // ticks between start and finish
+  static constexpr size_t kMostLag = 2;  // ticks between finish and wait
 
   // `segment_count`: elements of the longest segment. `scratch` is in use until the last wait has returned.
   DirectReduction(const Group& group, const Call& call, const Reduction& reduction, int receiver, Scratch& scratch,
@@ -50,7 +51,8 @@ class DirectReduction {
   void start(size_t number, Tick tick);
   // Waits for the contributions, reduces them and sends the result.
   void finish(size_t number);
-  // Waits until the results of the tick are where they belong, before the kDepth-th call of finish() after its own.
+  // Waits until the results of the tick are where they belong, and its inputs have been sent. Call it before
+  // finish(number + kMostLag + 1) and start(number + kDepth + kMostLag + 1).
   void wait(size_t number);
   // Waits for all ticks.
   void wait_for_all();
@@ -61,6 +63,9 @@ class DirectReduction {
     return slots_ + slot_index(number, rank) * segment_count_ * std::max(element_bytes_, result_bytes_);
   }
   bool receives_results(int rank) const { return receiver_ == kAllRanks || receiver_ == rank; }
+  std::span<Transfer> departures(size_t number) {  // of the contributions
+    return std::span(departures_).subspan(number % (kDepth + kMostLag + 1) * static_cast<size_t>(size_), size_);
+  }
   template <class Body>
   void for_each_peer(Body&& body);
   const std::byte* reduce_own(size_t number, const Tick& tick, const Range& own);
@@ -79,7 +84,8 @@ class DirectReduction {
   std::vector<Transfer> contributions_;  // one per slot
   std::vector<Transfer> receives_;       // of results, one per slot
   std::vector<Transfer> sends_;          // the last send to each rank
-  std::vector<Transfer> departures_;     // the last result sent from this rank's slot, by number mod depth
+  std::vector<Transfer> departures_;     // of contributions to each rank
+  std::vector<Transfer> emptied_;        // the last result sent from this rank's slot, by number mod depth
   std::vector<const void*> sources_;
 };
 

@@ -18,7 +18,9 @@ namespace {
 
 constexpr size_t kDepth = DirectReduction::kDepth;
 // Pieces whose results may be on their way while others are shared.
-constexpr size_t kLag = 2;
+constexpr size_t kLag = DirectReduction::kMostLag;
+// A piece is in its slot until the wait for it has returned.
+constexpr size_t kSlots = kDepth + kLag + 1;
 // A piece that is smaller waits longer for the ranks of its host than it saves.
 constexpr size_t kSmallestPieceBytes = 256 << 10;
 constexpr size_t kSmallestSegmentBytes = 32 << 10;
@@ -83,9 +85,6 @@ class ReductionInPieces {
   }
 
  private:
-  // A piece is in its slot until it has been shared.
-  static constexpr size_t kSlots = kDepth + kLag + 1;
-
   Shards shards_of_piece(size_t piece) const {
     return shards_of(hierarchy_, item_, std::min(piece_count_, call_.count - piece * piece_count_));
   }
@@ -179,13 +178,13 @@ void reduce_scatter_in_pieces(Hierarchy& hierarchy, const Call& call, const void
   const Chunks chunks = Chunks::of(counts);
   const size_t segment = segment_bytes / inside.result_bytes();
   const size_t largest = *std::max_element(counts.begin(), counts.end());
-  std::byte* const sums = hierarchy.partials.get((kDepth + 1) * hosts * segment_bytes);
+  std::byte* const sums = hierarchy.partials.get(kSlots * hosts * segment_bytes);
 
   DirectReduction direct(Group(hierarchy.mesh, members), call, across_hosts(hierarchy, call), kNoRank,
                          hierarchy.scratch, segment);
   const auto start = [&](size_t piece) {
     std::byte* const own = static_cast<std::byte*>(out) + piece * segment * size_of(call.dtype);
-    Tick tick{sums + piece % (kDepth + 1) * hosts * segment_bytes, own, nullptr, {}};
+    Tick tick{sums + piece % kSlots * hosts * segment_bytes, own, nullptr, {}};
     for (size_t host = 0; host < hosts; ++host) {
       std::vector<size_t> segments, offsets;
       for (int rank : hierarchy.ranks_of_host[host]) {
@@ -193,7 +192,7 @@ void reduce_scatter_in_pieces(Hierarchy& hierarchy, const Call& call, const void
         segments.push_back(range.count);
         offsets.push_back(range.begin);
       }
-      std::byte* const sum = sums + (piece % (kDepth + 1) * hosts + host) * segment_bytes;
+      std::byte* const sum = sums + (piece % kSlots * hosts + host) * segment_bytes;
       hierarchy.host.reduce_scatter(call, inside, in, segments, offsets, sum);
       const size_t count = segments[static_cast<size_t>(hierarchy.host.index())];
       const bool has_segment = count > 0 || piece == 0;  // the first message of each rank tells its call

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -20,8 +22,10 @@ using namespace testing;
 
 constexpr size_t kCount = 1'300'003;  // in pieces with every number of ranks here
 
-// Small integers, so that sums are exact in bfloat16, too.
-float input(int rank, size_t index) { return static_cast<float>((index * 7 + static_cast<size_t>(rank) * 5) % 16); }
+// Small integers, so that sums are exact in bfloat16, too; different in all pieces.
+float input(int rank, size_t index) {
+  return static_cast<float>((index * 7 + index / 977 + static_cast<size_t>(rank) * 5) % 16);
+}
 
 template <class T>
 T as(float value) {
@@ -47,6 +51,11 @@ std::vector<T> sums(int size, size_t begin, size_t count) {
   return all;
 }
 
+// The ranks of a host come later than the others, whose messages pile up meanwhile.
+void come_late(const Communicator& comm, const std::vector<int>& host_of, int host) {
+  if (host_of[static_cast<size_t>(comm.rank())] == host) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+}
+
 // Different for all ranks, and nothing for the second one.
 std::vector<size_t> uneven_counts(int size) {
   std::vector<size_t> counts;
@@ -56,7 +65,7 @@ std::vector<size_t> uneven_counts(int size) {
 }
 
 template <class T>
-void check_reductions(Communicator& comm, DType dtype) {
+void check_reductions(Communicator& comm, DType dtype, const std::vector<int>& host_of) {
   const int size = comm.size(), rank = comm.rank();
   const std::vector<T> mine = inputs<T>(rank, 0, kCount), expected = sums<T>(size, 0, kCount);
   std::vector<T> out(kCount), in_place = mine;
@@ -66,6 +75,7 @@ void check_reductions(Communicator& comm, DType dtype) {
   CHECK(in_place == expected);
   for (int root = 0; root < size; ++root) {
     std::vector<T> at_root(rank == root ? kCount : 0);
+    come_late(comm, host_of, host_of[static_cast<size_t>(root)]);
     comm.reduce(mine.data(), rank == root ? at_root.data() : nullptr, kCount, dtype, ReduceOp::kSum, root);
     if (rank == root) CHECK(at_root == expected);
   }
@@ -73,6 +83,7 @@ void check_reductions(Communicator& comm, DType dtype) {
   const auto begin = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0});
   std::vector<T> all = inputs<T>(rank, 0, std::accumulate(counts.begin(), counts.end(), size_t{0}));
   T* const part = all.data() + begin;  // in place
+  come_late(comm, host_of, 1);
   comm.reduce_scatter(all.data(), part, counts, dtype, ReduceOp::kSum);
   CHECK(std::ranges::equal(std::span(part, counts[rank]), sums<T>(size, begin, counts[rank])));
 }
@@ -152,9 +163,9 @@ int main() {
   using namespace ronde;
   for (const std::vector<int>& host_of :
        {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 0, 1, 1, 2, 2}, {1, 0, 1, 0, 1}}) {
-    run(host_of, {}, [](Communicator& comm) {
-      check_reductions<float>(comm, DType::kFloat32);
-      check_reductions<uint16_t>(comm, DType::kBfloat16);
+    run(host_of, {}, [&](Communicator& comm) {
+      check_reductions<float>(comm, DType::kFloat32, host_of);
+      check_reductions<uint16_t>(comm, DType::kBfloat16, host_of);
       check_allgather(comm);
     });
     check_symmetric(host_of);

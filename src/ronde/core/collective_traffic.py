@@ -290,7 +290,7 @@ def _reused(operation: str, shape: JobShape, nbytes: int, pieces: int) -> int:
     sums = {"reduce": 2 * piece, "reducescatter": piece}  # of reduce, with results
     if operation not in ("allreduce", *sums):
         return 0
-    kept = DIRECT_DEPTH + (LAG + 1 if operation == "reduce" else 1)
+    kept = DIRECT_DEPTH + LAG + 1
     return WRITE * (contributions * (pieces - DIRECT_DEPTH) + sums.get(operation, 0) * (pieces - kept))
 
 
