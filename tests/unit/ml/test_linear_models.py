@@ -152,7 +152,7 @@ def test_a_warm_start_continues() -> None:
 )
 def test_a_warm_start_needs_the_same_classes_and_columns(rows: Any, y: Any, expected: str) -> None:
     model = ronde.ml.LogisticRegression(warm_start=True).fit(X, THREE)
-    with pytest.raises(ValueError, match=rf"the shape \(3, 8\), where these classes .* need {expected}"):
+    with pytest.raises(ValueError, match=rf"the shape \(3, 8\), and these classes .* need {expected}"):
         model.fit(rows, y)
 
 
@@ -163,9 +163,34 @@ def test_a_warm_start_of_a_regression_needs_the_same_outputs_and_columns(
     rows: Any, outputs: int, expected: str
 ) -> None:
     model = ronde.ml.ElasticNet(warm_start=True).fit(X, X[:, 0])
-    with pytest.raises(ValueError, match=rf"the shape \(8,\), where these outputs .* need {expected}"):
+    with pytest.raises(ValueError, match=rf"the shape \(8,\), and these outputs .* need {expected}"):
         model.fit(rows, X[:, :outputs] if outputs else X[:, 0])
     assert model.fit(X, X[:, :1]).coef_.shape == (8,)
+
+
+@pytest.mark.parametrize("name", ["Lasso", "ElasticNet"])
+@pytest.mark.parametrize("outputs", [0, 1, 2])
+def test_a_warm_start_of_a_regression_may_change_the_intercepts(name: str, outputs: int) -> None:
+    y = X[:, :outputs] + 3 if outputs else X[:, 0] + 3
+    kind = getattr(ronde.ml, name)
+    model = kind(0.01, warm_start=True, fit_intercept=False, tol=1e-9).fit(X, y)
+    for fit_intercept in (True, False, True):
+        model.set_params(fit_intercept=fit_intercept).fit(X, y)
+        alone = kind(0.01, fit_intercept=fit_intercept, tol=1e-9).fit(X, y)
+        np.testing.assert_allclose(model.coef_, alone.coef_, atol=1e-6)
+        np.testing.assert_allclose(model.intercept_, alone.intercept_, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Lasso", "LogisticRegression", "Perceptron"])
+def test_a_warm_start_takes_lists(name: str) -> None:
+    kind = getattr(ronde.ml, name)
+    y = Y if name == "Lasso" else THREE
+    model, expected = (kind(warm_start=True).fit(X, y) for _ in range(2))
+    model.coef_, model.intercept_ = model.coef_.tolist(), model.intercept_.tolist()
+    assert model.fit(X, y).coef_.tobytes() == expected.fit(X, y).coef_.tobytes()
+    model.coef_ = [1.0]
+    with pytest.raises(ValueError, match=r"cannot start from the earlier fit: its coef_ has the shape \(1,\)"):
+        model.fit(X, y)
 
 
 @pytest.mark.parametrize(

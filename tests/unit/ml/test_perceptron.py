@@ -92,5 +92,5 @@ def test_a_warm_start_goes_on_from_the_best_weights() -> None:
 def test_a_warm_start_needs_the_same_classes_and_columns(columns: int, classes: int, expected: str) -> None:
     X, y = load_iris(return_X_y=True)
     model = Perceptron(warm_start=True).fit(X, y)
-    with pytest.raises(ValueError, match=rf"the shape \(3, 4\), where these classes .* need {expected}"):
+    with pytest.raises(ValueError, match=rf"the shape \(3, 4\), and these classes .* need {expected}"):
         model.fit(X[y < classes, :columns], y[y < classes])

@@ -44,7 +44,8 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
         fit_intercept: Whether there is an intercept.
         max_iter: The largest number of steps.
         tol: The largest component of the gradient by coefficients of such columns at which the fit ends.
-        warm_start: Whether a second fit starts from the coefficients of the first.
+        warm_start: Whether a second fit starts from the coefficients of the first. Both need the same number of
+            outputs and columns.
         random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
@@ -95,7 +96,8 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
-            ValueError: The arguments do not fit together, or contain NaN or infinity.
+            ValueError: The arguments do not fit together, or contain NaN or infinity; or `warm_start` is True, and the
+                earlier fit had another number of outputs or columns.
             RemoteError: A task failed.
         """
         data = training_data(
@@ -139,5 +141,5 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
             self._check_warm_start(coef.shape, "outputs")
             coef[:] = self.coef_
             if self.fit_intercept:
-                start[..., num_features] = np.reshape(self.intercept_, start.shape[:-1])
+                start[..., num_features] = np.ravel(self.intercept_)  # one number if there were no intercepts
         return start

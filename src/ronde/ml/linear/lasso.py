@@ -21,7 +21,8 @@ class Lasso(ElasticNet):
         fit_intercept: Whether there is an intercept.
         max_iter: The largest number of steps.
         tol: As of `ElasticNet`.
-        warm_start: Whether a second fit starts from the coefficients of the first.
+        warm_start: Whether a second fit starts from the coefficients of the first. Both need the same number of
+            outputs and columns.
         random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.

@@ -64,11 +64,11 @@ class LinearModel(DistributedEstimator):
 
     def _check_warm_start(self, expected: tuple[int, ...], of_targets: str) -> None:
         """Raise ValueError if `coef_` of the earlier fit has another shape. `of_targets`: "classes" or "outputs"."""
-        if self.coef_.shape != expected:
+        if np.shape(self.coef_) != expected:
             raise ValueError(
-                f"warm_start=True, and coef_ of the earlier fit has the shape {self.coef_.shape}, where these "
-                f"{of_targets} and columns need {expected}: fit with as many {of_targets} and columns, or set "
-                "warm_start=False"
+                f"cannot start from the earlier fit: its coef_ has the shape {np.shape(self.coef_)}, and these "
+                f"{of_targets} and columns need {expected}. Fit with the same number of {of_targets} and columns, or "
+                "set warm_start=False"
             )
 
     def _minimize(

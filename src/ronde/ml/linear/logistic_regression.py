@@ -42,7 +42,8 @@ class LogisticRegression(LinearClassifier):
         fit_intercept: Whether there are intercepts.
         class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
         max_iter: The largest number of steps.
-        warm_start: Whether a second fit starts from the coefficients of the first.
+        warm_start: Whether a second fit starts from the coefficients of the first. Both need the same number of
+            classes and columns.
         solver: "lbfgs"; "newton-cg" or "newton-cholesky" for Newton's method: fewer steps, each more expensive.
             scikit-learn's "sag" and "saga" stand for "lbfgs" here.
         random_state: Has no effect: nothing in the fit is random.
@@ -101,7 +102,8 @@ class LogisticRegression(LinearClassifier):
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
-            ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class.
+            ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class; or
+                `warm_start` is True, and the earlier fit had another number of classes or columns.
             RemoteError: A task failed.
         """
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
@@ -182,5 +184,5 @@ class LogisticRegression(LinearClassifier):
             return np.zeros(shape)
         expected = (shape[0] if len(shape) == 2 else 1, shape[-1] - self.fit_intercept)
         self._check_warm_start(expected, "classes")
-        parts = [self.coef_, self.intercept_[:, None]] if self.fit_intercept else [self.coef_]
+        parts = [self.coef_, np.reshape(self.intercept_, (-1, 1))] if self.fit_intercept else [self.coef_]
         return np.hstack(parts).reshape(shape)

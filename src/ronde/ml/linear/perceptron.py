@@ -44,7 +44,8 @@ class Perceptron(LinearClassifier):
         class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
         max_iter: The largest number of steps.
         n_iter_no_change: The fit ends after this number of steps in which no class had fewer mistakes than before.
-        warm_start: Whether a second fit starts from the coefficients of the first.
+        warm_start: Whether a second fit starts from the coefficients of the first. Both need the same number of
+            classes and columns.
         random_state: Has no effect: nothing in the fit is random.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.
@@ -95,7 +96,8 @@ class Perceptron(LinearClassifier):
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
-            ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class.
+            ValueError: The arguments do not fit together, contain NaN or infinity, or y has only one class; or
+                `warm_start` is True, and the earlier fit had another number of classes or columns.
             RemoteError: A task failed.
         """
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
@@ -163,7 +165,7 @@ class Perceptron(LinearClassifier):
         if not is_new and hasattr(self, "coef_"):
             self._check_warm_start((len(numbers), data.num_features), "classes")
             w[:, : data.num_features] = self.coef_
-            w[:, data.num_features :] = self.intercept_[:, None]
+            w[:, data.num_features :] = np.reshape(self.intercept_, (-1, 1))
         progress = self._progress(max_iter, data.for_callbacks)
         report = FitReport(progress, lambda w: self._attributes(classes, scaling.for_rows(w), data.dtype))
         step = PerceptronStep(
