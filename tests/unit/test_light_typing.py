@@ -46,6 +46,21 @@ def test_named_tuples() -> None:
         Point()  # type: ignore[call-arg]
 
 
+def test_a_field_without_a_default_precedes_those_with_one() -> None:
+    with pytest.raises(TypeError, match="a field of Late without a default follows one with a default"):
+
+        class Late(NamedTuple):
+            x: int = 1
+            y: int  # type: ignore[misc]
+
+
+def test_a_named_tuple_has_fields() -> None:
+    with pytest.raises(TypeError, match="no fields found in the named tuple Empty: annotate them"):
+
+        class Empty(NamedTuple):
+            x = 1  # type: ignore[misc]
+
+
 def test_bases() -> None:
     assert isinstance(Queue[int](), Queue)
     assert Wishes(size=1) == {"size": 1}

@@ -20,6 +20,8 @@ class Rendezvous(Protocol):
 
     No method raises an error: what goes wrong arrives as an event, `RendezvousBroken` if this node cannot take part any
     more.
+
+    Subclass it without `typing.Protocol`: at run time it is an ordinary class, to which a protocol cannot be added.
     """
 
     def fileno(self) -> int:
