@@ -34,6 +34,9 @@ CONTESTANTS = ["ronde-private", "gloo"]
 PROTECTIONS = {"ronde-payload": "payload", "ronde-secret": "secret"}
 SIZES = [1 << 20, 16 << 20, 64 << 20, 256 << 20]
 
+# In bits per second, one for each case; "one" and "both" are iperf3.
+MediansByContestant = dict[str, list[float]]
+
 
 @contextlib.contextmanager
 def iperf_server(two: hosts.Hosts) -> Iterator[None]:
@@ -67,11 +70,8 @@ def link_rate(group: Group, operation: str, nbytes: int) -> float:
     return 8 * least.busiest_bytes / seconds
 
 
-Rates = dict[str, list[float]]  # medians in bits per second; of the contestants one for each case
-
-
-def measure(two: hosts.Hosts, options: argparse.Namespace, groups: dict[str, Group]) -> Rates:
-    """Medians over rounds of iperf3, one way and both ways, and of the contestants; all have a turn in each round."""
+def measure(two: hosts.Hosts, options: argparse.Namespace, groups: dict[str, Group]) -> MediansByContestant:
+    """Return the medians over all rounds. iperf3 and each contestant have one turn per round."""
     rates: dict[str, list[list[float]]] = {name: [] for name in ("one", "both", *groups)}
     for number in range(1, options.rounds + 1):
         print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
@@ -88,7 +88,7 @@ def cases(options: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def start(two: hosts.Hosts, contestant: str) -> Group:
-    """The contestant's ranks."""
+    """Start the ranks of a contestant, those of each host in its namespace."""
     # Gloo needs a port, which is free because the hosts are new.
     environ = {"MASTER_ADDR": two.ipv4(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "eth0"}
     if contestant in PROTECTIONS:
@@ -97,8 +97,8 @@ def start(two: hosts.Hosts, contestant: str) -> Group:
     return Group(contestant, len(two.places()), two.places(), two.store_address(), environ)
 
 
-def print_table(options: argparse.Namespace, medians: Rates) -> None:
-    """Each operation is held against iperf3 with as many directions busy as the operation keeps busy."""
+def print_table(options: argparse.Namespace, medians: MediansByContestant) -> None:
+    """Print the rates and their ratios to iperf3, which keeps as many directions busy as the operation does."""
     one, both = medians["one"][0], medians["both"][0]
     print(f"\niperf3, {options.streams} stream(s): one direction {one / 1e9:.2f} Gbit/s,", end=" ")
     print(f"both at once {both / 1e9:.2f} Gbit/s each")
@@ -131,6 +131,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--contestants", nargs="+", choices=[*CONTESTANTS, *PROTECTIONS], default=CONTESTANTS)
     parser.add_argument("--rounds", type=int, default=5, help="(default: 5)")
     options = parser.parse_args()
+    if options.ranks_per_host < 1:
+        parser.error(f"--ranks-per-host is at least 1, not {options.ranks_per_host}")
     if reason := hosts.require():
         parser.error(reason)
     if shutil.which("iperf3") is None:
