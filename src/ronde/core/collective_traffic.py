@@ -84,7 +84,7 @@ class Traffic:
         frames: How many messages, or segments of one, the busiest rank sends to and receives from other hosts.
         memory_bytes: What the processors of the busiest host move to and from memory, in whole lines.
         exchanges: How often all ranks of a host wait for one another.
-        pieces: In how many pieces data cross between hosts while others move through memory; 1: one after the other.
+        pieces: The number of pieces in which data cross between hosts while others move through memory (1: no overlap).
     """
 
     sent_bytes: int = 0
@@ -284,7 +284,7 @@ def _hierarchical(operation: str, shape: JobShape, nbytes: int, is_symmetric: bo
 
 
 def _reused(operation: str, shape: JobShape, nbytes: int, pieces: int) -> int:
-    """Return what writing does not cost because later pieces take the memory of earlier ones, which is in the cache."""
+    """Return the memory traffic saved by pieces that reuse the memory of earlier ones, which is still in the cache."""
     hosts, piece = shape.hosts, nbytes // pieces
     contributions = piece * (hosts - 1) // (1 if operation == "reduce" and hosts == 2 else hosts)
     sums = {"reduce": 2 * piece, "reducescatter": piece}  # of reduce, with results
@@ -319,7 +319,7 @@ def _hierarchical_phases(
         case "reduce":
             inside = _reduce_scatter_in_host(ranks, shards, is_symmetric)
             across = _on_rails("reduce", shape, shards)
-            # Results replace no input here, as they do without hosts.
+            # Between hosts, results do not replace an input; inside one host they do.
             results = Traffic(
                 memory_bytes=(WRITE - REWRITE) * nbytes // (1 if shape.hosts == 2 else shape.hosts)
             )

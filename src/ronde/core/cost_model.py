@@ -1,8 +1,8 @@
 """The expected times of collectives on a machine, from the bytes that they move and the machine's rates. Pure.
 
-The phases of an algorithm follow each other, so their times add up, except that large arrays cross between hosts in
-pieces, while other pieces move through memory. `ronde bench` prints the expected times next to the measured ones, and a
-test compares the algorithms that the data plane chooses with the model.
+The times of an algorithm's phases add up. Large arrays are the exception: some pieces cross between hosts while others
+move through memory. `ronde bench` prints the expected times next to the measured ones, and a test compares the
+algorithms that the data plane chooses with the model.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class LaunchPlan:
 
     def describe(self) -> str:
         """Return the plan as text, without secrets."""
-        import shlex  # here and below, because a launch does without
+        import shlex  # here and below: a launch does not need it
 
         count = len(self.workers)
         lines = [

@@ -9,8 +9,8 @@ The rules:
      written; or `refuse_turn`, which undoes the turn and answers its requests again, with a refusal for those that
      would change something. No answer may leave before that.
   4. Without a journal, the native fast path (cpp/bind_store_session.h) answers most requests before they come here,
-     from `content` and the sessions: those of five operations that are valid and new, and neither wait nor wake
-     another request.
+     from `content` and the sessions. It answers SET, GET, WAIT, ADD and COMPARE_SET, if the request is valid, is no
+     repetition, need not wait and wakes no other request.
 """
 
 from __future__ import annotations
