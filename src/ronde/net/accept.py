@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import process_and_user
 
 __all__ = ["Caller", "accept_caller", "is_shortage", "source_of"]
@@ -44,13 +45,14 @@ def accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]
     """
     for _ in range(MOST_BROKEN):
         try:
-            sock, address = listener.accept()
+            accepted, address = listener.accept()
         except BlockingIOError:
             return None
         except OSError as error:
             if error.errno in _BROKEN:
                 continue
             raise
+        sock = OwnSocket(accepted.family, accepted.type, accepted.proto, accepted.detach())
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             host, port = address[:2]

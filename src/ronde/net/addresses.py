@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass
 from ronde.net.name_resolution import Answer, NameResolver
+from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import process_and_user
 
 __all__ = [
@@ -159,7 +160,7 @@ def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Addres
         endpoint = resolve(address)[0]
         if not address.is_unix and address.host != "localhost" and not _is_numeric(address.host):
             endpoint = _reachable_endpoint(endpoint)
-        listener = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        listener = OwnSocket(endpoint.family, socket.SOCK_STREAM)
     except OSError as error:
         raise UsageError(f"cannot serve at {address}: {error.strerror}") from None
     try:

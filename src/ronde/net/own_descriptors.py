@@ -1,7 +1,10 @@
-"""Descriptors that the program may have closed behind Ronde's back, by `os.closerange` for example.
+"""Descriptors that the program may have closed without Ronde's knowledge, by `os.closerange` for example.
 
 A file that the program opens afterwards may have the number of such a descriptor. So its owner remembers which file it
 has opened, and leaves any other file alone. C++ does the same (cpp/descriptor.h).
+
+The limit: all files of eventfd(2) share one inode, and so do those of epoll(7), so this cannot tell one of them from
+another. Pipes and sockets each have an inode.
 """
 
 from __future__ import annotations
@@ -36,11 +39,18 @@ def close_own(descriptor: int, identity: FileIdentity) -> None:
 
 
 class OwnSocket(socket.socket):
-    """A socket whose `close` does nothing if the program has closed its descriptor."""
+    """A socket whose `close` and finalizer do nothing if the program has closed its descriptor."""
 
-    def __init__(self, family: int, kind: int) -> None:
-        super().__init__(family, kind)
+    __slots__ = ("_identity",)
+
+    def __init__(self, family: int = -1, kind: int = -1, proto: int = -1, fileno: int | None = None) -> None:
+        super().__init__(family, kind, proto, fileno)
         self._identity = file_identity(self.fileno())
+
+    def __del__(self) -> None:
+        if self.fileno() >= 0 and not self.is_own():
+            self.detach()
+        super().__del__()  # type: ignore[misc]
 
     def is_own(self) -> bool:
         """Return whether the descriptor is still open, with this socket."""

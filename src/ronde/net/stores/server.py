@@ -7,9 +7,9 @@ The rules:
   3. A client's error costs that client its connection, and other clients nothing.
   4. The server notices a broken connection at once, or within seconds if no packet reports it. The held keys of its
      client go; the last answer is kept, because the client may come back.
-  5. One native call (cpp/bind_store_server.cc) receives and answers the frequent requests until there is something
-     else to do here. A turn takes requests from several clients and sends all answers at its end. Everything else,
-     such as parts of requests, is received here.
+  5. One native call (cpp/bind_store_server.cc) receives and answers the frequent requests until Python must act.
+     A turn takes requests from several clients and sends all answers at its end. Everything else, such as parts of
+     requests, is received here.
   6. Over TCP every message is sealed (`net/protection`). An altered message ends its connection, and nothing else.
   7. With a journal, the answers of a turn leave only when its changes are on the disk. If these cannot be written, the
      server undoes and refuses them, and the store goes on with its earlier content.
@@ -131,8 +131,8 @@ class StoreServer:
         self._timers: list[tuple[int, int, _Client]] = []
         self._timer_count = 0
         self._repair_at_ns = 0
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._stop_identity = file_identity(self._stop)
+        self._stop, self._stop_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stop_identity = file_identity(self._stop)  # of both ends
         self._epoll.register(self._stop, select.EPOLLIN)
         _servers.add(self)
         self._thread = threading.Thread(target=self._run, name="ronde-store", daemon=True)
@@ -151,10 +151,12 @@ class StoreServer:
     def close(self) -> None:
         """Stop serving, close all connections, and free the address. A second call does nothing.
 
-        Nor does it do anything if the program has closed the server's descriptors: then nothing reaches its thread.
+        It also does nothing if the program has closed the server's descriptors, because nothing can then stop the
+        server's thread.
         """
-        if self._thread.is_alive() and is_own(self._stop, self._stop_identity):
-            os.eventfd_write(self._stop, 1)
+        ends = self._stop, self._stop_writer
+        if self._thread.is_alive() and all(is_own(end, self._stop_identity) for end in ends):
+            os.write(self._stop_writer, b"\0")
             self._thread.join()
 
     def wait(self) -> None:
@@ -262,7 +264,8 @@ class StoreServer:
         for client in list(self._clients.values()):
             self._drop_client(client)
         self._epoll.close()
-        close_own(self._stop, self._stop_identity)
+        for end in (self._stop, self._stop_writer):
+            close_own(end, self._stop_identity)
         if self._journal:
             self._journal.close()
         self._close_listeners()

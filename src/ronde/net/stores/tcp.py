@@ -8,7 +8,8 @@ The rules of a client:
   4. Over TCP every message is sealed (`net/protection`). An altered message ends the connection, and rule 2 applies.
   5. A forked child closes the connection at once: it would hide the death of its parent. In the child, the object is
      another client from then on.
-  6. If the program has closed the connection's descriptor, `close` touches no other file with its number.
+  6. If the program has closed the connection's descriptor, `close` leaves a file that now has its number alone, and so
+     does the end of a client that was not closed. Requests do not check this: they use the number.
 """
 
 from __future__ import annotations

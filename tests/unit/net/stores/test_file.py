@@ -266,7 +266,7 @@ def test_the_mode_of_the_file_is_kept(path: Path) -> None:
 
 
 def test_close_spares_files_with_the_numbers_of_closed_descriptors(path: Path, tmp_path: Path) -> None:
-    """As after os.closerange in a program that then opens files."""
+    """The program has called os.closerange and then opened files."""
     store = FileStore(path)
     store.hold("a", b"1")
     numbers = [store._log._fd, store._live_clients._fd]

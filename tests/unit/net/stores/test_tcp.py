@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ from tests.unit.net.stores.members import Member, packed_keys
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse_address, resolve
 from ronde.net.authenticating_listener import MAX_STRANGERS
+from ronde.net.own_descriptors import OwnSocket
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.net.stores.wire import StoreOperation, pack_known, pack_pairs, pairs_from, request
@@ -226,7 +228,7 @@ def test_no_server_at_the_address(address: str, reason: str) -> None:
 
 
 def test_close_spares_a_file_with_the_number_of_the_connection(server: StoreServer) -> None:
-    """As after os.closerange in a program that then opens files and sockets."""
+    """The program has called os.closerange and then opened files."""
     client = StoreClient(server.address, KEY, LONG)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -239,18 +241,58 @@ def test_close_spares_a_file_with_the_number_of_the_connection(server: StoreServ
         assert theirs.recv(100) == b""
 
 
-def test_closing_a_server_spares_a_file_with_the_number_of_its_bell(tmp_path: Path) -> None:
-    server = StoreServer("unix:@ronde-test-closed", KEY)
-    number = server._stop
-    kept = os.dup(number)
+def test_a_client_that_was_not_closed_spares_a_file_with_the_number_of_its_connection(
+    server: StoreServer, tmp_path: Path
+) -> None:
+    client = StoreClient(server.address, KEY, LONG)
+    number = client._fd
     with open(tmp_path / "file", "w+b", buffering=0) as file:
-        os.dup2(file.fileno(), number)  # closes the bell
-        server.close()
-        assert os.fstat(number).st_size == 0
-        os.dup2(kept, number)  # so that the server can end
+        os.dup2(file.fileno(), number)  # closes the connection
+        del client
+        gc.collect()
+        assert os.path.sameopenfile(number, file.fileno())
+        os.close(number)
+
+
+@pytest.mark.parametrize("end", ["_stop", "_stop_writer"])
+def test_closing_a_server_spares_a_file_with_the_number_of_its_pipe(tmp_path: Path, end: str) -> None:
+    server = StoreServer("unix:@ronde-test-closed", KEY)
+    number = getattr(server, end)
+    kept = os.dup(number)
+    eventfd = os.eventfd(0, os.EFD_NONBLOCK)
+    with open(tmp_path / "file", "w+b", buffering=0) as file:
+        for stranger in (file.fileno(), eventfd):
+            os.dup2(stranger, number)  # closes the pipe
+            server.close()
+            assert os.path.sameopenfile(number, stranger)
+        assert os.fstat(file.fileno()).st_size == 0
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(eventfd)
+    os.dup2(kept, number)  # so that the server can end
     os.close(kept)
+    os.close(eventfd)
     server.close()
     server.wait()
+
+
+def test_closing_a_server_spares_files_with_the_numbers_of_its_sockets(tmp_path: Path) -> None:
+    server = StoreServer("tcp:127.0.0.1:0", KEY)
+    client = StoreClient(server.address, KEY, LONG)
+    numbers = [*server._clients, *(listener.fileno() for listener in server._listeners)]
+    with open(tmp_path / "file", "w+b", buffering=0) as file:
+        for number in numbers:
+            os.dup2(file.fileno(), number)  # closes the socket
+        server.close()
+        for number in numbers:
+            assert os.path.sameopenfile(number, file.fileno())
+            os.close(number)
+    client.close()
+
+
+def test_a_socket_of_a_connection_can_be_duplicated() -> None:
+    with OwnSocket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock, sock.dup() as other:
+        assert other.is_own()
+        assert other.fileno() != sock.fileno()
 
 
 def test_a_closed_server_ends_no_client(server: StoreServer, client: StoreClient) -> None:
