@@ -28,6 +28,7 @@ namespace ronde {
 namespace {
 
 constexpr size_t kLongestList = size_t{32} << 20;  // of keys, in bytes, as _check_size of tcp.py
+constexpr Py_ssize_t kMostDigits = 40;             // of an amount, AMOUNT_DIGITS of base.py
 constexpr uint64_t kPatience = 60'000'000'000;     // 60 s: the server's time beyond the request's timeout
 
 bool read_bytes(PyObject* object, std::string_view& view) {
@@ -255,6 +256,23 @@ PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
   return ask(self, request, PyObject_IsTrue(arguments[4]) == 1);
 }
 
+// Returns the amount in decimal digits, or null with an error. Calls `_check_amount` for one that has too many, which
+// raises; Python itself refuses to format numbers of thousands of digits.
+PyObject* amount_digits(PyObject* self, PyObject* key, PyObject* amount) {
+  PyObject* const digits = PyNumber_ToBase(amount, 10);
+  if (digits == nullptr && !PyErr_ExceptionMatches(PyExc_ValueError)) return nullptr;
+  if (digits != nullptr) {
+    const Py_ssize_t size = PyUnicode_GetLength(digits);
+    if (size <= kMostDigits || (size == kMostDigits + 1 && PyUnicode_ReadChar(digits, 0) == '-')) return digits;
+    Py_DECREF(digits);
+  }
+  PyErr_Clear();
+  PyObject* const checked = PyObject_CallMethod(self, "_check_amount", "OO", key, amount);
+  if (checked != nullptr) PyErr_SetString(PyExc_ValueError, "invalid amount: it has too many digits");
+  Py_XDECREF(checked);
+  return nullptr;
+}
+
 // _add(key, amount) -> the sum
 PyObject* line_add(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2) {
@@ -264,7 +282,7 @@ PyObject* line_add(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
   StoreRequest request;
   request.operation = static_cast<uint8_t>(StoreOperation::kAdd);
   if (!read_key(self, arguments[0], request.key)) return nullptr;
-  PyObject* const amount = PyNumber_ToBase(arguments[1], 10);
+  PyObject* const amount = amount_digits(self, arguments[0], arguments[1]);
   if (amount == nullptr) return nullptr;
   Py_ssize_t size = 0;
   const char* const digits = PyUnicode_AsUTF8AndSize(amount, &size);

@@ -14,9 +14,12 @@ from typing import Protocol
 from ronde.errors import TimeoutError, UsageError
 
 __all__ = [
+    "AMOUNT_DIGITS",
+    "AMOUNT_LIMIT",
     "KEY_LIMIT_BYTES",
     "VALUE_LIMIT_BYTES",
     "Store",
+    "check_amount",
     "check_key",
     "check_value",
     "several",
@@ -25,6 +28,8 @@ __all__ = [
 
 KEY_LIMIT_BYTES = 1024
 VALUE_LIMIT_BYTES = 1 << 20
+AMOUNT_DIGITS = 40
+AMOUNT_LIMIT = 10**AMOUNT_DIGITS
 
 
 class Store(Protocol):
@@ -83,10 +88,10 @@ class Store(Protocol):
 
         Args:
             key: Text of 1 to 1,024 bytes in UTF-8.
-            amount: A whole number, also a negative one or 0.
+            amount: A whole number of at most 40 digits, also a negative one or 0.
 
         Raises:
-            UsageError: The value is not a number, the key is outside its limits, or this client is closed.
+            UsageError: The value is not a number, key or amount are outside their limits, or this client is closed.
             PeerLostError: The store is gone.
         """
 
@@ -286,6 +291,20 @@ def check_key(key: str) -> bytes:
     if not 0 < len(encoded) <= KEY_LIMIT_BYTES:
         raise UsageError(f"a store's key has 1 to {KEY_LIMIT_BYTES} bytes; {key[:40]!r} has {len(encoded)}")
     return encoded
+
+
+def check_amount(key: str, amount: int) -> None:
+    """Check the amount of an `add`.
+
+    Args:
+        key: The key, for the message.
+        amount: A whole number of at most 40 digits.
+
+    Raises:
+        UsageError: It has more digits.
+    """
+    if not -AMOUNT_LIMIT < amount < AMOUNT_LIMIT:
+        raise UsageError(f"cannot add to {key[:40]!r}: the amount has more than {AMOUNT_DIGITS} digits")
 
 
 def several(keys: Iterable[str]) -> list[str]:

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ronde.errors import UsageError
-from ronde.net.stores.base import VALUE_LIMIT_BYTES
+from ronde.net.stores.base import AMOUNT_DIGITS, AMOUNT_LIMIT, VALUE_LIMIT_BYTES, check_amount
 
 __all__ = ["Table"]
 
-NUMBER_BYTES = 41  # of the longest number
+NUMBER_BYTES = AMOUNT_DIGITS + 1  # of the longest number, with its sign
 
 
 class Table:
@@ -53,6 +53,8 @@ class Table:
         text = self._values.get(key, b"0")
         if len(text) > NUMBER_BYTES or not (text.isdigit() or text.removeprefix(b"-").isdigit()):
             raise UsageError(f"cannot add to {_shown(key)}: its value is not a number")
+        if not -AMOUNT_LIMIT < amount < AMOUNT_LIMIT:
+            check_amount(key.decode(errors="replace"), amount)
         total = int(text) + amount
         self.set(key, b"%d" % total)
         return total

@@ -38,7 +38,7 @@ from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.stores import wire
-from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
+from ronde.net.stores.base import check_amount, check_key, check_value, several, waited_in_vain
 from ronde.net.stores.listeners import detect_loss, shortcuts
 from ronde.net.stores.server import STORE_PURPOSE, StoreServer
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
@@ -218,8 +218,9 @@ class StoreClient(StoreLine):
         )
         return waited_in_vain(shown, self.address, timeout_ns)
 
-    # Called by the native `_ask` of StoreLine
+    # Called by the native methods of StoreLine
 
+    _check_amount = staticmethod(check_amount)
     _check_key = staticmethod(check_key)
     _check_size = staticmethod(_check_size)
 

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import Address
-from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
+from ronde.net.stores.base import check_amount, check_key, check_value, several, waited_in_vain
 
 __all__ = ["TorchStore"]
 
@@ -68,6 +68,7 @@ class TorchStore:
 
     def add(self, key: str, amount: int) -> int:
         check_key(key)
+        check_amount(key, amount)
         return int(self._query(lambda store: store.add(key, amount)))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:

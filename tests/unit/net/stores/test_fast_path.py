@@ -1,4 +1,4 @@
-"""A served store without a journal, so with the native fast path, answers like one with a journal, so without it."""
+"""A store with the native fast path (no journal) gives the same answers as one without it (with a journal)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VALUES = [
     b"-" + b"9" * 40,
     b"1" * 42,
 ]
-AMOUNTS = [0, 1, -1, 10**18 - 1, 10**18, -(10**18), 2**63, True]
+AMOUNTS = [0, 1, -1, 10**18 - 1, 10**18, -(10**18), 2**63, True, 10**40 - 1, 10**40, 10**41]
 
 
 @pytest.fixture
@@ -85,3 +85,12 @@ def test_an_amount_is_a_whole_number(both: tuple[StoreClient, StoreClient]) -> N
         with pytest.raises(TypeError):
             both[0].add("key", amount)  # type: ignore[arg-type]
     assert both[0].add("key", 1) == 1
+
+
+def test_an_amount_has_at_most_40_digits(both: tuple[StoreClient, StoreClient]) -> None:
+    for client in both:
+        for amount in (10**40, -(10**40), 10**41, 10**5000):
+            with pytest.raises(UsageError, match="cannot add to 'key': the amount has more than 40 digits"):
+                client.add("key", amount)
+        assert client.add("key", 1 - 10**40) == 1 - 10**40
+        assert client.add("key", 10**40 - 1) == 0
