@@ -175,7 +175,7 @@ def test_add_counts_from_zero_and_below(store: Store) -> None:
 
 def test_an_amount_has_at_most_40_digits(store: Store) -> None:
     for amount in (10**40, -(10**41)):
-        with pytest.raises(UsageError, match="cannot add to .*n': the amount has more than 40 digits"):
+        with pytest.raises(UsageError, match=r"cannot add to .*n': the amount has more than 40 digits"):
             store.add("n", amount)
     assert store.add("n", 1) == 1
 
