@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,32 @@ __all__ = ["ArrayRows", "is_flink_table", "read"]
 
 
 class ArrayRows:
-    """Arrays in memory as a source of rows. `selection`: of the columns of a table, if they are those."""
+    """Arrays in memory as a source of rows.
 
-    def __init__(self, arrays: Any, num_rows: int, selection: ColumnSelection | None = None) -> None:
+    Args:
+        arrays: An array, a CSR matrix, or `NamedArrays`.
+        num_rows: The number of rows.
+        selection: The columns of the table that the arrays come from (None: they come from no table).
+        made_up: The columns whose names in the table are not strings, but for example numbers.
+    """
+
+    def __init__(
+        self,
+        arrays: Any,
+        num_rows: int,
+        selection: ColumnSelection | None = None,
+        made_up: Collection[str] = (),
+    ) -> None:
         self.num_rows = num_rows
-        self._arrays, self._selection = arrays, selection
+        self._arrays, self._selection, self._made_up = arrays, selection, frozenset(made_up)
 
     def __repr__(self) -> str:
         return f"<ArrayRows: {self.num_rows} rows>"
 
     def columns_of(self, part: str) -> tuple[str, ...]:
-        """Return the columns of a part, as `ColumnSelection` does; () for arrays without names of columns."""
-        return self._selection.columns_of(part) if self._selection else ()
+        """Return the columns of a part, as `ColumnSelection` does; () unless the names of all of them are strings."""
+        columns = self._selection.columns_of(part) if self._selection else ()
+        return () if self._made_up.intersection(columns) else columns
 
     def load(self, begin: int, end: int) -> Any:
         """Return rows, which share the memory of the arrays."""
@@ -124,7 +138,13 @@ def _table_rows(source: Any, columns: ColumnsOption) -> ArrayRows:
     selection.learn(found)
     arrays = selection.empty(table.num_rows, Buffers(), table.num_rows)
     selection.fill(arrays, 0, found, slice(0, table.num_rows), name)
-    return ArrayRows(selection.result(arrays), table.num_rows, selection)
+    return ArrayRows(selection.result(arrays), table.num_rows, selection, _made_up_names(source, fields))
+
+
+def _made_up_names(source: Any, fields: Sequence[Any]) -> list[str]:
+    """Return the names of the Arrow fields of columns whose names are not strings. Only pandas has such columns."""
+    labels = source.columns if hasattr(source, "iloc") else [field.name for field in fields]
+    return [field.name for field, label in zip(fields, labels) if not isinstance(label, str)]
 
 
 def _array_rows(source: Any) -> ArrayRows:

@@ -142,6 +142,26 @@ def test_the_index_of_a_data_frame_is_no_feature() -> None:
         model.score(frame[["b", "a"]], Y)
 
 
+@pytest.mark.parametrize("labels", [[0, 1], [("a", 1), ("a", 2)], [0.5, 1.5]])
+def test_only_strings_are_names_of_features(labels: list[Any]) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    frame = pandas.DataFrame(X, columns=pandas.Index(labels))
+    model = KMeans(2, init=X[:2]).fit(read(frame))
+    assert names_of(model) is names_of(KMeans(2).fit(frame)) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert model.predict(frame).tolist() == model.predict(read(frame)).tolist() == model.labels_.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:The DataFrame has column names of mixed type")  # of pandas
+def test_columns_without_a_string_as_name_leave_the_others_theirs() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], 0: Y}, index=pandas.Index(Y, name="number"))
+    model = Ridge().fit(read(frame, {"X": None, "y": "0"}))
+    assert names_of(model) == ["a", "b"]
+    assert names_of(model.fit(read(frame, {"X": ["a", "0"], "y": "b"}))) is None
+
+
 def test_a_matrix_needs_no_names_on_a_cluster() -> None:
     model = Ridge().fit(TABLE.select(["a", "b", "y"]), "y")
     with warnings.catch_warnings():
