@@ -21,7 +21,15 @@ from ronde.ml.class_weights import ClassWeights, added_class_weights, weights_by
 from ronde.ml.sparse_rows import is_sparse, without_duplicates
 from ronde.ml.tasks import place_of
 
-__all__ = ["MappedLocatedRows", "MappedRows", "RowSurvey", "checked_parts", "mapped_rows", "survey"]
+__all__ = [
+    "MappedLocatedRows",
+    "MappedRows",
+    "RowSurvey",
+    "SparseRows",
+    "checked_parts",
+    "mapped_rows",
+    "survey",
+]
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster
@@ -70,6 +78,22 @@ class MappedRows:
         return NamedArrays(self._function(vars(rows) if isinstance(rows, NamedArrays) else {"X": rows}))
 
 
+class SparseRows(MappedRows):
+    """A source whose rows are those of a source of sparse matrices, as CSR without duplicates.
+
+    Args:
+        source: The other one.
+        dtype: The dtype of the rows.
+    """
+
+    def __init__(self, source: RowSource, dtype: np.dtype[Any]) -> None:
+        super().__init__(source, dict)
+        self._dtype = dtype
+
+    def _mapped(self, rows: Any) -> Any:
+        return without_duplicates(rows.astype(self._dtype, copy=False))
+
+
 class MappedLocatedRows:
     """Rows that lie on a cluster, mapped there. Args: as of `MappedRows`."""
 
@@ -104,11 +128,19 @@ def mapped_rows(
 
 
 def checked_parts(parts: Parts) -> Parts:
-    """Return X, y and sample_weight of some rows, X as `TrainingData` has it. Raises ValueError if they are invalid."""
+    """Return X, y and sample_weight of some rows, X as a C-contiguous array or a CSR matrix without duplicates.
+
+    Raises ValueError if they are invalid.
+    """
     if unknown := set(parts) - set(PARTS):
         raise ValueError(
             f"the rows have the parts {sorted(unknown)}: expected X, and perhaps y and sample_weight"
         )
+    for name, part in parts.items():
+        if part.dtype.kind == "c":
+            raise ValueError(
+                f"{name} has the dtype {part.dtype}: expected real numbers, so pass the real part"
+            )
     X = parts["X"]
     dtype = np.float32 if X.dtype == np.float32 else np.float64
     if isinstance(X, np.ndarray):
@@ -130,13 +162,14 @@ def checked_parts(parts: Parts) -> Parts:
 class RowSurvey:
     """What a fit needs to know of all rows before it starts.
 
-    `class_weights`: None unless the targets are classes.
+    `is_sparse`: whether X is, in some of them. `class_weights`: None unless the targets are classes.
     """
 
     parts: tuple[str, ...]
     num_rows: int
     num_features: int
     dtype: np.dtype[Any]
+    is_sparse: bool
     total_weight: float
     class_weights: ClassWeights | None
 
@@ -154,6 +187,7 @@ def survey(source: MappedRows | MappedLocatedRows, are_classes: bool, on: Any) -
         sum(each.num_rows for each in blocks),
         blocks[0].num_features,
         np.result_type(*(each.dtype for each in blocks)),
+        any(each.is_sparse for each in blocks),
         sum(each.total_weight for each in blocks),
         added_class_weights(weights) if are_classes else None,
     )
@@ -162,11 +196,12 @@ def survey(source: MappedRows | MappedLocatedRows, are_classes: bool, on: Any) -
 def _survey_step(c: IterationStep) -> None:
     def of_block(block: Any) -> RowSurvey:
         parts = vars(block)
-        rows, features = parts["X"].shape
+        X = parts["X"]
+        rows, features = X.shape
         weight = (
             float(parts["sample_weight"].sum(dtype=np.float64)) if "sample_weight" in parts else float(rows)
         )
         by_class = weights_by_class(parts) if c.state.are_classes and "y" in parts else None
-        return RowSurvey(tuple(parts), rows, features, parts["X"].dtype, weight, by_class)
+        return RowSurvey(tuple(parts), rows, features, X.dtype, is_sparse(X), weight, by_class)
 
     c.state.found = [each for found in c.gather(c.map_blocks(of_block)) for each in found]

@@ -15,7 +15,7 @@ def is_sparse(rows: Any) -> bool:
 def without_duplicates(rows: Any) -> Any:
     """Return the rows as CSR, with the sum of the numbers that are stored for one place. Leaves `rows` unchanged.
 
-    SciPy allows such duplicates. But squares of the stored numbers, for example, would not be those of the sums.
+    SciPy allows such duplicates, but code that squares the stored numbers would get wrong results.
     """
     rows = rows.tocsr()
     if not rows.has_canonical_format:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
+from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
@@ -95,7 +97,8 @@ def training_data(
     has_target = y is not NO_TARGET
     X, given, sample_weight = as_rows(X, y=y if has_target else None, sample_weight=sample_weight)
     if isinstance(X, RowSource | LocatedRows):
-        return _data_of_source(estimator, X, has_target, are_classes, reset, (given, sample_weight))
+        others, formats = (given, sample_weight), options.get("accept_sparse", False)
+        return _data_of_source(estimator, X, has_target, are_classes, reset, others, formats)
     options = {"dtype": FLOATS, "order": "C", **options}
     if has_target:
         rows = dict(zip(("X", "y"), validate_data(estimator, X, given, reset=reset, **options)))
@@ -121,11 +124,14 @@ def _data_of_source(
     are_classes: bool,
     reset: bool,
     others: tuple[Any, Any],
+    accept_sparse: Any,
 ) -> TrainingData:
     if any(other is not None for other in others):
         raise ValueError("X is a source of rows, and y or sample_weight is not None: its rows contain them")
     rows = mapped_rows(source, checked_parts)
     found = survey(rows, are_classes, estimator.on)
+    if found.is_sparse:  # only some metrics take sparse rows
+        check_array(csr_array((1, found.num_features)), accept_sparse=accept_sparse, input_name="X")
     if has_target and "y" not in found.parts:
         raise ValueError(
             f"requires y, and the rows of {source!r} have only {', '.join(found.parts)}: "

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import cluster as sklearn_cluster
 
+from ronde.comqueue import read
+from ronde.comqueue.named_arrays import NamedArrays
 from ronde.ml import ElasticNet, KMeans, MiniBatchKMeans
 from ronde.ml.clustering import starts
 from ronde.ml.clustering.center_assignment import find_nearest
@@ -30,6 +32,26 @@ def sparse_rows(rows: int = 3000, dtype: str = "f8") -> Any:
         np.arange(60) // 10 == groups[:, None], random.poisson(1.0, size=(rows, 60)), 0
     )
     return sparse.csr_array(counts.astype(dtype))
+
+
+def in_two_parts(X: Any) -> Any:
+    """Return the same rows, where the first number of each row is the sum of two stored ones."""
+    first, data = X.indptr[:-1], X.data.copy()
+    data[first] += 2
+    columns = np.insert(X.indices, first, X.indices[first])
+    return sparse.csr_array(
+        (np.insert(data, first, -2.0), columns, X.indptr + np.arange(len(X.indptr))), X.shape
+    )
+
+
+class PartX:
+    """A source whose rows are the part X."""
+
+    def __init__(self, X: Any, in_memory: bool) -> None:
+        self.num_rows, self.in_memory, self._X = X.shape[0], in_memory, X
+
+    def load(self, begin: int, end: int) -> NamedArrays:
+        return NamedArrays({"X": self._X[begin:end]})
 
 
 @pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csr_array, sparse.coo_array])
@@ -82,6 +104,47 @@ def test_places_on_the_globe_are_never_sparse() -> None:
         KMeans(2, metric="haversine").fit(sparse.csr_array(np.eye(2)))
 
 
+@pytest.mark.parametrize("on", ["threads:1", "threads:2"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_source_of_sparse_rows_has_no_place_on_the_globe(in_memory: bool, on: str) -> None:
+    with pytest.raises(TypeError, match="Sparse data was passed for X, but dense data is required"):
+        KMeans(2, metric="haversine", on=on).fit(PartX(sparse.csr_array(np.eye(2)), in_memory))
+    with pytest.raises(TypeError, match="Sparse data was passed for X, but dense data is required"):
+        KMeans(2, metric="haversine", on=on).fit(read(sparse.csr_array(np.eye(2))))
+
+
+@pytest.mark.parametrize("kind", [KMeans, MiniBatchKMeans])
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_read_takes_sparse_rows(kind: Any, metric: str, is_weighted: bool) -> None:
+    X = sparse_rows(300)
+    X = X[X.sum(axis=1) > 0]
+    weights = np.random.default_rng(1).uniform(size=X.shape[0]) if is_weighted else None
+    expected = kind(5, metric=metric, random_state=0).fit(X, sample_weight=weights)
+    for rows in (read(X), read(in_two_parts(X)), read(X.astype("i8"))):
+        model = kind(5, metric=metric, random_state=0, on="threads:2").fit(rows, sample_weight=weights)
+        assert model.cluster_centers_.tobytes() == expected.cluster_centers_.tobytes()
+        assert model.labels_.tolist() == expected.labels_.tolist() == model.predict(rows).tolist()
+        assert model.transform(rows).tobytes() == expected.transform(X).tobytes()
+        assert model.score(rows) == expected.score(X)
+    X.data[-1] = np.nan
+    with pytest.raises(
+        ValueError, match=f"X contains NaN or infinity in the {X.shape[0]} rows from row 0 on"
+    ):
+        expected.predict(read(X))
+
+
+@pytest.mark.parametrize("make", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("part", ["X", "y", "sample_weight"])
+def test_a_source_has_no_complex_numbers(make: Any, part: str) -> None:
+    parts: dict[str, Any] = {"X": np.eye(2), "y": np.ones(2), "sample_weight": np.ones(2)}
+    parts[part] = parts[part] * 1j
+    with pytest.raises(ValueError, match=f"{part} has the dtype complex128: expected real numbers"):
+        checked_parts({**parts, "X": make(parts["X"])})
+    with pytest.raises(ValueError, match="Complex data not supported"):
+        KMeans(2).fit(read(make(1j * np.eye(2))))
+
+
 def test_empty_clusters_get_the_farthest_rows() -> None:
     X = sparse.csr_array([[0.0, 1.0], [0.0, 1.1], [0.0, 1.2], [30.0, 0.0]])
     model = KMeans(2, init=np.array([[0.0, 1.0], [-900.0, 0.0]]), on="threads:2").fit(X)
@@ -128,18 +191,7 @@ def test_columns_without_a_stored_number_count() -> None:
 def test_numbers_at_the_same_place_are_summed(make: Any, metric: Any) -> None:
     X = sparse_rows(300)
     X = X[X.sum(axis=1) > 0]
-    # The first number of each row is stored in two parts.
-    first = X.indptr[:-1]
-    data = X.data.copy()
-    data[first] += 2
-    X_in_parts = sparse.csr_array(
-        (
-            np.insert(data, first, -2.0),
-            np.insert(X.indices, first, X.indices[first]),
-            X.indptr + np.arange(len(X.indptr)),
-        ),
-        X.shape,
-    )
+    X_in_parts = in_two_parts(X)
     X_in_parts = make(X_in_parts.tocoo() if make is sparse.coo_array else X_in_parts)
     stored = X_in_parts.data.copy()
     assert len(stored) > len(X.data)

@@ -13,6 +13,7 @@ from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.read import is_flink_table
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows, check_in_memory
+from ronde.ml.source_data import SparseRows
 from ronde.ml.sparse_rows import is_sparse
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
@@ -43,11 +44,14 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
             reset=reset,
             accept_sparse=accepted_formats(estimator.metric),
         )
-    first = check_array(first, dtype=FLOATS, estimator=estimator, input_name="X")
+    formats = accepted_formats(estimator.metric)
+    first = check_array(first, accept_sparse=formats, dtype=FLOATS, estimator=estimator, input_name="X")
     check_features(estimator, X, first.shape[1], reset)
+    if is_sparse(first):
+        X = SparseRows(X, first.dtype)
     rows: dict[str, Any] = {"X": X}
     if sample_weight is not None:
-        stand_in = np.broadcast_to(first, (X.num_rows, first.shape[1]))
+        stand_in = np.broadcast_to(np.empty(1, first.dtype), (X.num_rows, first.shape[1]))
         rows["sample_weight"] = _check_sample_weight(sample_weight, stand_in, ensure_non_negative=True)
     return TrainingData(rows, X.num_rows, first.shape[1], first.dtype, float(X.num_rows))
 
@@ -82,7 +86,9 @@ def rows_in_pieces(data: TrainingData) -> Iterator[Any]:
         yield X
         return
     for begin in range(0, data.num_rows, PIECE):
-        rows = np.asarray(X.load(begin, min(begin + PIECE, data.num_rows)), data.dtype)
-        if not np.isfinite(rows).all():
-            raise ValueError(f"X contains NaN or infinity in the {len(rows)} rows from row {begin} on")
+        rows = X.load(begin, min(begin + PIECE, data.num_rows))
+        if not is_sparse(rows):
+            rows = np.asarray(rows, data.dtype)
+        if not np.isfinite(rows.data if is_sparse(rows) else rows).all():
+            raise ValueError(f"X contains NaN or infinity in the {rows.shape[0]} rows from row {begin} on")
         yield rows
