@@ -283,7 +283,8 @@ class KMeans(CenterEstimator):
         history_: A record for each step: `step`, `loss` (before the centers moved), `moved` (the squared distance by
             which the centers moved, all together), `run`.
         n_features_in_: The number of columns of X.
-        feature_names_in_: Their names, if X is a data frame with texts as names.
+        feature_names_in_: Their names, if X is a data frame, or what `ronde.comqueue.read` makes of a table or of
+            files, and all names are strings.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {

@@ -85,7 +85,8 @@ class MiniBatchKMeans(CenterEstimator):
         history_: A record for each step of the last `fit`: `step`, `loss` (the mean over the batch, before the centers
             moved), `moved`.
         n_features_in_: The number of columns of X.
-        feature_names_in_: Their names, if X is a data frame with texts as names.
+        feature_names_in_: Their names, if X is a data frame, or what `ronde.comqueue.read` makes of a table or of
+            files, and all names are strings.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {

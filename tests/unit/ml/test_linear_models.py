@@ -189,7 +189,9 @@ def test_a_warm_start_takes_lists(name: str) -> None:
     model.coef_, model.intercept_ = model.coef_.tolist(), model.intercept_.tolist()
     assert model.fit(X, y).coef_.tobytes() == expected.fit(X, y).coef_.tobytes()
     model.coef_ = [1.0]
-    with pytest.raises(ValueError, match=r"cannot start from the earlier fit: its coef_ has the shape \(1,\)"):
+    with pytest.raises(
+        ValueError, match=r"cannot start from the earlier fit: its coef_ has the shape \(1,\)"
+    ):
         model.fit(X, y)
 
 
