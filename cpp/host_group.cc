@@ -20,7 +20,8 @@ HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmet
 
 template <class Step>
 void HostGroup::wait_until(Step&& step) {
-  if (links_ == nullptr) return waiter_.until(step);
+  // Only this thread begins messages, so none begins during the wait.
+  if (links_ == nullptr || !links_->is_pending()) return waiter_.until(step);
   if (!waiter_.spin(step)) links_->wait_until(step);
 }
 

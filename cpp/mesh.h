@@ -1,6 +1,7 @@
 // All links of one communicator, and the wait for them. The interface that the algorithms over links use.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <utility>
@@ -38,6 +39,10 @@ class Mesh : private Waiter::Sockets {
     } else {
       waiter_.until(step);
     }
+  }
+
+  bool is_pending() const {
+    return std::ranges::any_of(links_, [](const auto& link) { return link && link->pending(); });
   }
 
   void abandon() {
