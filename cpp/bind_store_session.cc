@@ -79,7 +79,7 @@ nb::object compare_set(const StoreContent& content, const nb::object& key, std::
 }
 
 nb::object answer_keyed(const StoreContent& content, const StoreRequest& request) {
-  if (request.key.empty() || request.key.size() > kLongestKey) return {};
+  if (request.key.empty()) return {};
   const nb::object key = to_bytes(request.key);
   const auto operation = StoreOperation{request.operation};
   if (operation == StoreOperation::kGet) return get(content, key);
@@ -127,6 +127,7 @@ PyType_Spec session_spec = {"ronde._native.StoreSession", sizeof(StoreSession), 
 PyObject* session_type = nullptr;
 
 nb::object answer_fast(const StoreContent& content, StoreSession& session, const StoreRequest& request) {
+  if (request.key.size() > kLongestKey) return {};
   const bool must_run_once = request.number != 0;
   if (session.is_parked != 0 || (must_run_once && request.number == session.number)) return {};
   nb::object answer = StoreOperation{request.operation} == StoreOperation::kWait ? wait_for(content, request.argument)

@@ -96,11 +96,9 @@ std::string Communicator::name_of_rank(int rank) const {
 }
 
 std::vector<int> Communicator::waiting_for() const {
+  // While it waits for its host, messages to and from other hosts may be under way.
   std::vector<int> ranks = host_->missing();
-  for (int peer : mesh_->waiting_for()) {
-    if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end()) ranks.push_back(peer);
-  }
-  return ranks;
+  return ranks.empty() ? mesh_->waiting_for() : ranks;
 }
 
 void Communicator::on_long_wait(int64_t since_ns) {

@@ -25,13 +25,11 @@
 namespace ronde {
 namespace {
 
-// With many ranks the segments shrink, so that the slots of all ranks together stay within about this size.
-constexpr size_t kScratchBytes = 32 << 20;
 constexpr size_t kMinSegmentBytes = 32 << 10;
 
 size_t longest_segment(const Group& group, const Chunks& chunks, size_t element_bytes, size_t segment_bytes) {
   const size_t fair_bytes =
-      std::max(kScratchBytes / (DirectReduction::kDepth * static_cast<size_t>(group.size())), kMinSegmentBytes);
+      std::max(kDirectScratchBytes / (DirectReduction::kDepth * static_cast<size_t>(group.size())), kMinSegmentBytes);
   size_t longest = 1;
   for (int owner = 0; owner < group.size(); ++owner) longest = std::max(longest, chunks[owner].count);
   return std::clamp<size_t>(std::min(segment_bytes, fair_bytes) / element_bytes, 1, longest);

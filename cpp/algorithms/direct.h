@@ -10,6 +10,9 @@
 
 namespace ronde {
 
+// With many ranks the segments shrink, so that the slots of all ranks together stay within about this size.
+inline constexpr size_t kDirectScratchBytes = 32 << 20;
+
 // The ranks that get the reduced chunks besides the owners.
 inline constexpr int kAllRanks = -1;
 inline constexpr int kNoRank = -2;

@@ -190,7 +190,7 @@ void hierarchical_reduce(Hierarchy& hierarchy, const Call& call, const void* in,
   host.share(call, shard, out, {shards.sizes, shards.offsets}, root);
 }
 
-// The ranks of a host share a segment while the next one is on its way.
+// The ranks of a host share a segment of a large array while the next one is on its way.
 void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) {
   const size_t bytes = call.count * size_of(call.dtype);
   const std::vector<int> members = leaders(hierarchy, call.root);
@@ -202,9 +202,13 @@ void hierarchical_broadcast(Hierarchy& hierarchy, const Call& call, void* data) 
     sizes[position(mine, leader)] = segment.count;
     hierarchy.host.share(call, begin, begin, {sizes, offsets});
   };
-  if (members.size() == 1) return share({0, bytes});
-  const HostGroup::Driving driving(hierarchy.host, hierarchy.mesh);
-  if (leader == hierarchy.mesh.rank()) {
+  const bool is_leader = members.size() > 1 && leader == hierarchy.mesh.rank();
+  if (members.size() == 1 || bytes <= kSegmentBytes) {
+    if (is_leader) broadcast(Group(hierarchy.mesh, members), call, data, bytes, position(members, call.root));
+    return share({0, bytes});
+  }
+  if (is_leader) {
+    const HostGroup::Driving driving(hierarchy.host, hierarchy.mesh);
     const Group group(hierarchy.mesh, members);
     return broadcast(group, call, data, bytes, position(members, call.root), kSegmentBytes, share);
   }

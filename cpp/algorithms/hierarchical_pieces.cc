@@ -146,10 +146,14 @@ class ReductionInPieces {
 }  // namespace
 
 size_t segment_bytes_for(const Hierarchy& hierarchy, size_t largest) {
-  const size_t parts = host_count(hierarchy) * static_cast<size_t>(rail_count(hierarchy));
-  const size_t smallest = std::max(kSmallestSegmentBytes, kSmallestPieceBytes / parts);
+  const size_t hosts = host_count(hierarchy);
+  const size_t parts = hosts * static_cast<size_t>(rail_count(hierarchy));
+  // A multiple of all sizes of elements.
+  const size_t smallest = std::max(kSmallestSegmentBytes, (kSmallestPieceBytes / parts + kLine - 1) / kLine * kLine);
   if (largest < kFewestPieces * smallest) return 0;
-  return std::clamp(largest / kFewestPieces / kLine * kLine, smallest, kSegmentBytes);
+  const size_t fair_bytes = kDirectScratchBytes / (kDepth * hosts) / kLine * kLine;
+  const size_t most = std::max(smallest, std::min(kSegmentBytes, fair_bytes));
+  return std::clamp(largest / kFewestPieces / kLine * kLine, smallest, most);
 }
 
 size_t piece_count(const Hierarchy& hierarchy, const Call& call) {
@@ -176,7 +180,7 @@ void reduce_scatter_in_pieces(Hierarchy& hierarchy, const Call& call, const void
   const size_t hosts = host_count(hierarchy);
   const std::vector<int> members = rail(hierarchy, hierarchy.host.index());
   const Chunks chunks = Chunks::of(counts);
-  const size_t segment = segment_bytes / inside.result_bytes();
+  const size_t segment = segment_bytes / inside.result_bytes();  // elements
   const size_t largest = *std::max_element(counts.begin(), counts.end());
   std::byte* const sums = hierarchy.partials.get(kSlots * hosts * segment_bytes);
 

@@ -88,6 +88,17 @@ void check_reductions(Communicator& comm, DType dtype, const std::vector<int>& h
   CHECK(std::ranges::equal(std::span(part, counts[rank]), sums<T>(size, begin, counts[rank])));
 }
 
+// Parts around the smallest for which there are pieces, where the pieces are the shortest.
+void check_smallest_pieces(Communicator& comm) {
+  for (const size_t count : {131'071, 131'072, 174'000, 174'759, 174'760, 174'800, 174'848, 262'143, 262'144}) {
+    const std::vector<size_t> counts(static_cast<size_t>(comm.size()), count);
+    const std::vector<float> mine = inputs<float>(comm.rank(), 0, count * counts.size());
+    std::vector<float> part(count);
+    comm.reduce_scatter(mine.data(), part.data(), counts, DType::kFloat32, ReduceOp::kSum);
+    CHECK(part == sums<float>(comm.size(), count * static_cast<size_t>(comm.rank()), count));
+  }
+}
+
 void check_allgather(Communicator& comm) {
   const std::vector<size_t> counts = uneven_counts(comm.size());
   std::vector<size_t> sizes;
@@ -166,6 +177,7 @@ int main() {
     run(host_of, {}, [&](Communicator& comm) {
       check_reductions<float>(comm, DType::kFloat32, host_of);
       check_reductions<uint16_t>(comm, DType::kBfloat16, host_of);
+      check_smallest_pieces(comm);
       check_allgather(comm);
     });
     check_symmetric(host_of);

@@ -259,12 +259,13 @@ def _shards(nbytes: int, ranks: int) -> list[int]:
 def _piece_count(operation: str, shape: JobShape, nbytes: int) -> int:
     """Return in how many pieces the hierarchical algorithm moves an array; 1: as a whole."""
     largest = nbytes // shape.ranks
-    smallest = max(SMALLEST_PIECE_SEGMENT_BYTES, SMALLEST_PIECE_BYTES // shape.ranks)
+    smallest = max(SMALLEST_PIECE_SEGMENT_BYTES, _whole_lines(SMALLEST_PIECE_BYTES // shape.ranks))
     is_whole = operation == "allreduce" and select_allreduce(JobShape(shape.hosts, 1), nbytes) != "direct"
     if operation == "broadcast" or is_whole or largest < FEWEST_PIECES * smallest:
         return 1
     wanted = largest // FEWEST_PIECES // LINE_BYTES * LINE_BYTES
-    return -(-largest // min(max(wanted, smallest), SEGMENT_BYTES))
+    fair = DIRECT_SCRATCH_BYTES // (DIRECT_DEPTH * shape.hosts) // LINE_BYTES * LINE_BYTES
+    return -(-largest // min(max(wanted, smallest), max(smallest, min(SEGMENT_BYTES, fair))))
 
 
 def _hierarchical(operation: str, shape: JobShape, nbytes: int, is_symmetric: bool) -> Traffic:
