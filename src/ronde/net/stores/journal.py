@@ -220,7 +220,10 @@ class Journal:
         _sync_folder(self._path)
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Close the file. A second call does nothing: its descriptor's number may be another file's then."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _append_synced(self, data: bytes) -> None:
         try:

@@ -295,6 +295,20 @@ def test_a_socket_of_a_connection_can_be_duplicated() -> None:
         assert other.fileno() != sock.fileno()
 
 
+def test_a_forked_child_keeps_a_file_with_the_number_of_a_closed_servers_journal(tmp_path: Path) -> None:
+    server = StoreServer("unix:@ronde-test-journal", KEY, tmp_path / "journal")
+    assert server._journal is not None
+    number = server._journal._fd
+    server.close()
+    with open(tmp_path / "file", "wb") as file:
+        os.dup2(file.fileno(), number)
+        program = f"import os; os.fstat({number})"
+        subprocess.run(
+            [sys.executable, "-c", program], pass_fds=[number], preexec_fn=lambda: None, check=True
+        )
+        os.close(number)
+
+
 def test_a_closed_server_ends_no_client(server: StoreServer, client: StoreClient) -> None:
     errors = []
 
