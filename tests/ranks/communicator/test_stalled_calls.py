@@ -213,7 +213,7 @@ def test_three_ranks_that_wait_for_each_others_names_are_reported_at_once() -> N
 
 
 def cross_engine_and_world() -> list[str]:
-    ronde.init(stall_warning_ns=600 * 10**9, stall_shutdown_ns=3 * 10**9)
+    ronde.init(stall_warning_ns=600 * 10**9, stall_shutdown_ns=8 * 10**9)
     told, of_calls = Reports(), reports()
     call = ronde.world().barrier if ronde.rank() else partial(ronde.allreduce, np.ones(3), name="named")
     with pytest.raises(PeerError):  # one of the two gives up first, and leaves
