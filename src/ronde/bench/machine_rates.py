@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ronde.bench.timing import Stopwatch
-from ronde.core.collective_traffic import COPY
 from ronde.core.cost_model import Rates
+from ronde.core.traffic_counts import COPY
 
 __all__ = ["copy_rate", "measure_rates"]
 

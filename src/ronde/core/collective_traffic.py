@@ -2,11 +2,9 @@
 ranks wait for each other. Pure.
 
 A size in bytes is that of the array of a rank; in an all-gather and a gather, that of all ranks' arrays together.
-Memory counts whole cache lines that move, as if each rank had a core with an endless cache. A line of an array counts
-one when it is read and one when it returns to memory after the call, so a copy counts three bytes for each byte. Shared
-memory stays in caches: a line of it counts one when it moves to another core, and one when a core invalidates the
-copies of other cores. `cpp/tests/traffic` counts all this in the real algorithms; the model agrees within 3 % where the
-parts of the ranks have at least a line each. `core/cost_model` converts counts to seconds.
+`core/traffic_counts` says what is counted, and `core/in_host_traffic` has the phases inside a host.
+`cpp/tests/traffic` counts all this in the real algorithms; the model agrees within 3 % where the parts of the ranks
+have at least a line each. `core/cost_model` converts counts to seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +15,27 @@ from collections.abc import Iterable
 
 from ronde.core import collective_messages as messages
 from ronde.core.collective_messages import SEGMENT_BYTES, Message
-from ronde.light_dataclasses import dataclass, replace
+from ronde.core.in_host_traffic import (
+    SMALL_BYTES,
+    in_host,
+    reduce_in_host,
+    reduce_scatter_in_host,
+    share_in_host,
+)
+from ronde.core.traffic_counts import (
+    COPY,
+    FILL,
+    LINE_BYTES,
+    READ,
+    REWRITE,
+    TAKE,
+    TAKE_OVER,
+    WRITE,
+    JobShape,
+    Traffic,
+    whole_lines,
+)
+from ronde.light_dataclasses import replace
 
 __all__ = [
     "OPERATIONS",
@@ -34,12 +52,8 @@ OPERATIONS = (
 )  # fmt: skip
 IN_HOST, HIERARCHICAL, OVER_LINKS = "in-host", "hierarchical", "over links"
 
-# As in cpp/: `host_segment.h`, `host_segment.cc`, `in_host_reduce.cc`, `over_links.h`, `direct.cc`, `select.h`.
-SMALL_BYTES = 4 << 10  # travel inside the announcement
+# As in cpp/: `hierarchical.cc`, `over_links.h`, `direct.cc`, `select.h`.
 WHOLE_BYTES = 16 << 10  # what rails may send that carry whole messages
-STAGING_BYTES = 256 << 10
-SMALLEST_WINDOW_BYTES = 16 << 10
-WINDOWS_WANTED = 4
 DIRECT_SCRATCH_BYTES, DIRECT_DEPTH, SMALLEST_SEGMENT_BYTES = 32 << 20, 8, 32 << 10
 DOUBLING_BYTES = 64 << 10
 DIRECT_RANKS, MANY_RANKS = 16, 32
@@ -48,65 +62,10 @@ RING_CHUNK_BYTES = 64 << 10
 FEWEST_PIECES, SMALLEST_PIECE_BYTES, SMALLEST_PIECE_SEGMENT_BYTES = 16, 256 << 10, 32 << 10
 LAG = 2
 
-LINE_BYTES = 64
-READ, WRITE, REWRITE = 1, 2, 1  # of a line of an array; a rewrite follows its read
-COPY = READ + WRITE
-# Of a line of shared memory, for its writer, for a reader, and for a reader that then writes to it.
-FILL, TAKE, TAKE_OVER = 1, 1, 1
 THROUGH_PIPE = FILL + TAKE + TAKE_OVER  # a message between two ranks of a host
 PIPE_BYTES = 8 * LINE_BYTES  # of each such message: its frame, and the pipe's counters
 FROM_CARD = READ  # a message from another host
 SHARD_BYTES = 256  # shards of an array are multiples of it
-
-
-@dataclass(frozen=True)
-class JobShape:
-    """Hosts with equally many ranks, numbered host by host."""
-
-    hosts: int
-    ranks_per_host: int
-
-    @property
-    def ranks(self) -> int:
-        """The number of all ranks."""
-        return self.hosts * self.ranks_per_host
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one call of an algorithm costs, in counts.
-
-    Attributes:
-        sent_bytes: What all hosts together send to other hosts.
-        busiest_bytes: What the busiest host sends or receives, whichever is more.
-        lead_bytes: What a link carries before the last host begins to receive, where hosts pass data on.
-        steps: How many messages between hosts follow one another.
-        frames: How many messages, or segments of one, the busiest rank sends to and receives from other hosts.
-        memory_bytes: What the processors of the busiest host move to and from memory, in whole lines.
-        exchanges: How often all ranks of a host wait for one another.
-        pieces: The number of pieces in which data cross between hosts while others move through memory (1: no overlap).
-    """
-
-    sent_bytes: int = 0
-    busiest_bytes: int = 0
-    lead_bytes: int = 0
-    steps: int = 0
-    frames: int = 0
-    memory_bytes: int = 0
-    exchanges: int = 0
-    pieces: int = 1
-
-    def then(self, later: Traffic) -> Traffic:
-        """Return the traffic of two phases, one after the other."""
-        return Traffic(
-            self.sent_bytes + later.sent_bytes,
-            self.busiest_bytes + later.busiest_bytes,
-            self.lead_bytes + later.lead_bytes,
-            self.steps + later.steps,
-            self.frames + later.frames,
-            self.memory_bytes + later.memory_bytes,
-            self.exchanges + later.exchanges,
-        )
 
 
 def algorithms_of(operation: str, shape: JobShape) -> tuple[str, ...]:
@@ -146,7 +105,7 @@ def traffic_of(
 ) -> Traffic:
     """Return what one call moves. `is_symmetric`: whether all arrays are in symmetric memory."""
     if algorithm == IN_HOST:
-        return _in_host(operation, shape.ranks_per_host, nbytes, is_symmetric)
+        return in_host(operation, shape.ranks_per_host, nbytes, is_symmetric)
     if algorithm == HIERARCHICAL:
         return _hierarchical(operation, shape, nbytes, is_symmetric)
     announcement = Traffic(exchanges=1 if shape.ranks_per_host > 1 else 0)
@@ -196,7 +155,7 @@ def _over_links(
     steps = 0
     for step, sender, receiver, size in _messages(operation, algorithm, shape.ranks, nbytes, rails):
         here, there = sender // shape.ranks_per_host, receiver // shape.ranks_per_host
-        lines = _whole_lines(size)
+        lines = whole_lines(size)
         memory[there] += _arrival(operation, algorithm, step, shape.ranks, is_cached) * lines
         if here == there:
             memory[here] += THROUGH_PIPE * lines + PIPE_BYTES
@@ -216,7 +175,7 @@ def _own_memory(
     operation: str, algorithm: str, shape: JobShape, nbytes: int, rails: int, is_cached: bool
 ) -> list[int]:
     """Return for each host what its ranks move without messages: their input, and the results that they leave alone."""
-    whole, part = _whole_lines(nbytes), _whole_lines(-(-nbytes // shape.ranks))
+    whole, part = whole_lines(nbytes), whole_lines(-(-nbytes // shape.ranks))
     read = 0 if is_cached else READ
     match operation:
         case "allreduce" if algorithm == "doubling":
@@ -259,7 +218,7 @@ def _shards(nbytes: int, ranks: int) -> list[int]:
 def _piece_count(operation: str, shape: JobShape, nbytes: int) -> int:
     """Return in how many pieces the hierarchical algorithm moves an array; 1: as a whole."""
     largest = nbytes // shape.ranks
-    smallest = max(SMALLEST_PIECE_SEGMENT_BYTES, _whole_lines(SMALLEST_PIECE_BYTES // shape.ranks))
+    smallest = max(SMALLEST_PIECE_SEGMENT_BYTES, whole_lines(SMALLEST_PIECE_BYTES // shape.ranks))
     is_whole = operation == "allreduce" and select_allreduce(JobShape(shape.hosts, 1), nbytes) != "direct"
     if operation == "broadcast" or is_whole or largest < FEWEST_PIECES * smallest:
         return 1
@@ -305,44 +264,42 @@ def _hierarchical_phases(
     result = WRITE if is_symmetric and nbytes > SMALL_BYTES else REWRITE
     match operation:
         case "allreduce" if nbytes <= min(SMALL_BYTES, WHOLE_BYTES // ranks):
-            inside = _reduce_in_host(ranks, nbytes, is_symmetric)
+            inside = reduce_in_host(ranks, nbytes, is_symmetric)
             return inside.then(_on_rails("allreduce", shape, [nbytes] * ranks))
         case "allreduce":
-            inside = _reduce_scatter_in_host(ranks, shards, is_symmetric, REWRITE)
+            inside = reduce_scatter_in_host(ranks, shards, is_symmetric, REWRITE)
             across = _on_rails("allreduce", shape, shards, is_piece)
-            shared = _share_in_host(
-                ranks, shards, is_symmetric, result=result, is_kept=True, is_in_place=True
-            )
+            shared = share_in_host(ranks, shards, is_symmetric, result=result, is_kept=True, is_in_place=True)
             return inside.then(across).then(shared)
         case "reduce" if nbytes <= SMALL_BYTES:
-            inside = _reduce_in_host(ranks, nbytes, is_symmetric, has_root=True, result=WRITE)
+            inside = reduce_in_host(ranks, nbytes, is_symmetric, has_root=True, result=WRITE)
             return inside.then(_between_leaders("reduce", shape, nbytes, is_cached=True))
         case "reduce":
-            inside = _reduce_scatter_in_host(ranks, shards, is_symmetric)
+            inside = reduce_scatter_in_host(ranks, shards, is_symmetric)
             across = _on_rails("reduce", shape, shards)
             # Between hosts, results do not replace an input; inside one host they do.
             results = Traffic(
                 memory_bytes=(WRITE - REWRITE) * nbytes // (1 if shape.hosts == 2 else shape.hosts)
             )
-            shared = _share_in_host(ranks, shards, False, has_root=True, result=result, is_kept=True)
+            shared = share_in_host(ranks, shards, False, has_root=True, result=result, is_kept=True)
             return inside.then(across).then(results).then(shared)
         case "reducescatter":
             inside = _repeated(
-                _reduce_scatter_in_host(
+                reduce_scatter_in_host(
                     ranks, messages.chunk_bytes(nbytes // shape.hosts, ranks), is_symmetric
                 ),
                 shape.hosts,
             )
             if nbytes <= SMALL_BYTES:
-                inside = _reduce_in_host(ranks, nbytes, is_symmetric, result=WRITE)
+                inside = reduce_in_host(ranks, nbytes, is_symmetric, result=WRITE)
             return inside.then(_on_rails("reducescatter", shape, messages.chunk_bytes(nbytes, ranks)))
         case "allgather":
             block = nbytes // shape.ranks
-            share = _share_in_host(ranks, [block] * ranks, False, is_kept=True, is_in_place=is_piece)
+            share = share_in_host(ranks, [block] * ranks, False, is_kept=True, is_in_place=is_piece)
             shares = _repeated(share, shape.hosts)
             return _on_rails("allgather", shape, messages.chunk_bytes(nbytes, ranks)).then(shares)
     segments = max(-(-nbytes // SEGMENT_BYTES), 1)
-    share = _share_in_host(ranks, [nbytes // segments] + [0] * (ranks - 1), is_symmetric, is_kept=True)
+    share = share_in_host(ranks, [nbytes // segments] + [0] * (ranks - 1), is_symmetric, is_kept=True)
     between = Traffic(exchanges=1).then(_between_leaders("broadcast", shape, nbytes))
     return replace(between.then(_repeated(share, segments)), pieces=segments)
 
@@ -377,134 +334,6 @@ def _repeated(once: Traffic, times: int) -> Traffic:
     return Traffic(memory_bytes=once.memory_bytes * times, exchanges=once.exchanges * times)
 
 
-def _in_host(operation: str, ranks: int, nbytes: int, is_symmetric: bool) -> Traffic:
-    if ranks == 1:
-        return Traffic(memory_bytes=0 if operation in ("allreduce", "broadcast") else COPY * nbytes)
-    parts = messages.chunk_bytes(nbytes, ranks)
-    match operation:
-        case "allreduce" | "reduce":
-            return _reduce_in_host(ranks, nbytes, is_symmetric, has_root=operation == "reduce")
-        case "reducescatter":
-            return _reduce_scatter_in_host(ranks, parts, is_symmetric)
-        case "allgather" | "gather":
-            return _share_in_host(ranks, parts, is_symmetric, has_root=operation == "gather")
-        case "broadcast":
-            return _share_in_host(ranks, [nbytes] + [0] * (ranks - 1), is_symmetric)
-    return _deal_in_host(ranks, nbytes, is_symmetric, dealers=ranks if operation == "alltoall" else 1)
-
-
-def _deal_in_host(ranks: int, nbytes: int, is_symmetric: bool, dealers: int) -> Traffic:
-    """Return the traffic of an all-to-all, or, with one dealer, of a scatter."""
-    part = -(-nbytes // ranks)
-    results = ranks * _whole_lines(nbytes if dealers > 1 else part)
-    arrays = READ * _whole_lines(nbytes) * dealers + WRITE * results
-    foreign = dealers * (ranks - 1) * _whole_lines(part)
-    is_small = part <= SMALL_BYTES // (ranks - 1)
-    if is_symmetric and not is_small:
-        offsets = LINE_BYTES * dealers * (ranks - 1)  # where the parts for others begin
-        return Traffic(memory_bytes=arrays + TAKE * offsets, exchanges=2)
-    filled = dealers * _whole_lines((ranks - 1) * part) if is_small else foreign
-    took_over = foreign if ranks == 2 or not is_small else 0
-    return Traffic(
-        memory_bytes=arrays + FILL * filled + TAKE * foreign + TAKE_OVER * took_over,
-        exchanges=1 + (0 if is_small else _windows(part, _lane_bytes(ranks))),
-    )
-
-
-def _whole_lines(nbytes: int) -> int:
-    """Return the bytes of the lines in which so many bytes lie."""
-    return -(-nbytes // LINE_BYTES) * LINE_BYTES
-
-
-def _lane_bytes(ranks: int) -> int:
-    return max(SMALL_BYTES, -(-2 * STAGING_BYTES // max(ranks, 2) // 4096) * 4096)
-
-
-def _windows(nbytes: int, room: int) -> int:
-    """Return in how many windows so many bytes of a rank pass through lanes with this room."""
-    window = min(max(nbytes // WINDOWS_WANTED, SMALLEST_WINDOW_BYTES), room)
-    return -(-nbytes // window)
-
-
-def _reduce_in_host(
-    ranks: int, nbytes: int, is_symmetric: bool, has_root: bool = False, result: int = REWRITE
-) -> Traffic:
-    """Return the traffic of a reduction, with the result on all ranks or on one.
-
-    Args:
-        result: The cost of a line of the result; by default it replaces the input.
-    """
-    nbytes = _whole_lines(nbytes)
-    results = 1 if has_root else ranks
-    arrays = (READ * ranks + result * results) * nbytes
-    if nbytes <= SMALL_BYTES:
-        read = nbytes * (ranks - 1) * results  # in the announcements of others
-        filled = nbytes * (ranks - has_root)  # those that somebody has read since
-        took_over = read if ranks == 2 else 0
-        return Traffic(memory_bytes=arrays + TAKE * read + TAKE_OVER * took_over + FILL * filled, exchanges=1)
-    if is_symmetric:
-        return Traffic(memory_bytes=arrays, exchanges=2)
-    foreign = nbytes * (ranks - 1) // ranks
-    # The owner of a piece takes over the lanes that it reads, and leaves the result there; collecting takes them back.
-    lanes = (TAKE + TAKE_OVER) * foreign * (ranks + results) + FILL * foreign * (ranks - results)
-    return Traffic(
-        memory_bytes=arrays + lanes, exchanges=1 + 2 * _windows(nbytes // ranks, _lane_bytes(ranks))
-    )
-
-
-def _reduce_scatter_in_host(ranks: int, parts: list[int], is_symmetric: bool, result: int = WRITE) -> Traffic:
-    sizes = [_whole_lines(part) for part in parts]
-    nbytes, total = sum(parts), sum(sizes)
-    whole = _whole_lines(nbytes)
-    foreign = total * (ranks - 1)
-    arrays = READ * whole * ranks + result * total
-    if nbytes <= SMALL_BYTES:
-        filled = min(whole * ranks, foreign)
-        return Traffic(
-            memory_bytes=arrays + FILL * filled + (TAKE + (TAKE_OVER if ranks == 2 else 0)) * foreign,
-            exchanges=1,
-        )
-    if is_symmetric:
-        return Traffic(memory_bytes=READ * total * ranks + result * total, exchanges=2)
-    windows = _windows(max(parts), _lane_bytes(ranks))
-    lanes = (FILL + TAKE + TAKE_OVER) * foreign
-    return Traffic(memory_bytes=arrays + lanes, exchanges=1 + 2 * windows)
-
-
-def _share_in_host(
-    ranks: int,
-    parts: list[int],
-    is_symmetric: bool,
-    has_root: bool = False,
-    result: int = WRITE,
-    is_kept: bool = False,
-    is_in_place: bool = False,
-) -> Traffic:
-    """Return the traffic of parts that all ranks get, or one.
-
-    Args:
-        result: The cost of a line of the result.
-        is_in_place: Whether each rank has its part where the result will be, as a broadcast's root always has.
-        is_kept: Whether each rank has just written its part.
-    """
-    sizes = [_whole_lines(part) for part in parts]
-    total, largest = sum(sizes), max(parts)
-    is_in_place = is_in_place or (not has_root and parts[1:] == [0] * (ranks - 1))
-    own = sizes[0] if has_root else total
-    foreign = total - own if has_root else total * (ranks - 1)
-    results = _whole_lines(sum(parts)) * (1 if has_root else ranks) - (own if is_in_place else 0)
-    arrays = result * results
-    if is_symmetric and largest > SMALL_BYTES:
-        copied = 0 if is_in_place or is_kept else own
-        return Traffic(memory_bytes=arrays + READ * (copied + foreign), exchanges=2)
-    staged = total - own if has_root else total
-    read = 0 if is_kept else total
-    is_sole_reader = ranks == 2 or (has_root and largest > SMALL_BYTES)
-    lanes = FILL * staged + (TAKE + (TAKE_OVER if is_sole_reader else 0)) * foreign
-    windows = 0 if largest <= SMALL_BYTES else _windows(largest, ranks * _lane_bytes(ranks))
-    return Traffic(memory_bytes=arrays + READ * read + lanes, exchanges=1 + 2 * windows)
-
-
 def least_traffic(operation: str, shape: JobShape, nbytes: int) -> Traffic:
     """Return the least that any algorithm can move: `sent_bytes`, `busiest_bytes` and `memory_bytes` each for itself.
 
@@ -533,7 +362,7 @@ def least_traffic(operation: str, shape: JobShape, nbytes: int) -> Traffic:
     }  # fmt: skip
     sent, busiest, memory = results[operation]
     if shape.ranks == 1:
-        memory = _in_host(operation, 1, nbytes, is_symmetric=False).memory_bytes
+        memory = in_host(operation, 1, nbytes, is_symmetric=False).memory_bytes
     return Traffic(
         sent,
         busiest,

@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ronde.core.collective_traffic import (
-    LINE_BYTES,
-    OPERATIONS,
-    JobShape,
-    Traffic,
-    traffic_of,
-    usual_algorithm,
-)
+from ronde.core.collective_traffic import OPERATIONS, traffic_of, usual_algorithm
+from ronde.core.traffic_counts import LINE_BYTES, JobShape, Traffic
 
 TABLE = Path(__file__).with_name("counted_traffic.txt")
 
