@@ -37,6 +37,96 @@ FAILURES = [
         marks=VARIATION,
     ),
     Failure(
+        "an exception is shown once, with the program's frames",
+        """
+        def lose():
+            raise ValueError("no such column")
+        def meet():
+            world.barrier()
+        if rank:
+            lose()
+        meet()
+        """,
+        (
+            r"\A(?=[\s\S]*^\[1\] ValueError: no such column \(the traceback follows in the report\)\n)",
+            r"\[0\]     world.barrier\(\)\n\[0\] ronde.errors.PeerLostError: rank 1 ",
+            r"ronde: the traceback of rank 1 was:",
+            r"line 7, in lose\n        raise ValueError\(\"no such column\"\)\n    ValueError: no such column",
+        ),
+        never=(r"raise ValueError[\s\S]*raise ValueError", r"/comm/communicator.py"),
+    ),
+    Failure(
+        "all frames of an exception, at the level debug",
+        "world.barrier() if rank == 0 else [][rank]",
+        (r"\A(?=[\s\S]*^\[1\] Traceback)", r"/comm/communicator.py", r"ronde: the traceback of rank 1 was:"),
+        never=("follows in the report",),
+        environment={"RONDE_LOG_LEVEL": "debug"},
+        marks=VARIATION,
+    ),
+    Failure(
+        "two mistakes at once",
+        """
+        try:
+            if rank == 1:
+                raise KeyError("learning_rate")
+            raise OSError("the disk is gone")
+        finally:
+            time.sleep(0.5)
+        """,
+        (
+            r"ronde: the traceback of rank \d was:",
+            r"raise (Key|OS)Error",
+            r"ronde: the traceback of rank \d was:",
+        ),
+        never=(r"raise KeyError[\s\S]*raise KeyError", r"raise OSError[\s\S]*raise OSError"),
+    ),
+    Failure(
+        "a mistake before a restart that succeeds",
+        """
+        if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise ValueError("not yet")
+        world.barrier()
+        """,
+        (
+            r"starting all workers again",
+            r"ronde: the traceback of rank 1 was:",
+            r"raise ValueError",
+            r"not yet",
+        ),
+        exit_code=0,
+        never=(r"raise ValueError[\s\S]*raise ValueError",),
+        options=("-n", "2", "--max-restarts", "1"),
+    ),
+    Failure(
+        "an exception with its traceback in the log of its rank",
+        "if rank: raise ValueError('the cause')\nworld.barrier()",
+        (r"^Traceback", r"line 6, in <module>", r"^ValueError: the cause\n\Z"),
+        exit_code=0,
+        options=("-n", "2", "--log-dir", "logs", "--redirects", "3"),
+        shell='"$@" > /dev/null 2>&1; cat logs/*/attempt_0/1/stderr.log; exit 0',
+        marks=VARIATION,
+    ),
+    Failure(
+        "a message of 10 MB",
+        "if rank: raise ValueError('y' * 10_000_000)\nworld.barrier()",
+        (
+            r"\[1\] ValueError: yyyy.* \(9,999,\d+ characters left out\) .*yyyy",
+            r"ronde: the traceback of rank 1 was:",
+            r'script.py", line 6, in <module>',
+            r"ValueError: yyyy.* characters left out\) .*yyyy",
+        ),
+        never=(r"y{10000}", "py_callstack"),
+    ),
+    Failure(
+        "a debugger that is left",
+        "breakpoint()\nprint('the end')",
+        (
+            r"BdbQuit: the debugger was left at File \".*script.py\", line \d+, in <module>; it has no standard input",
+        ),
+        never=("Traceback", r"BdbQuit[\s\S]*BdbQuit"),
+        options=("-n", "1"),
+    ),
+    Failure(
         "an exception, and seconds until the rank has ended",
         """
         if rank == 1:

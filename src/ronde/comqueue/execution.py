@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +32,7 @@ from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
 from ronde.launch.callables import ElasticLaunch
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.light_dataclasses import dataclass, replace
+from ronde.process.exception_text import exception_text
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster
@@ -289,7 +289,7 @@ def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
     failed = [task for task in tasks if task.error is not None]
     for task in sorted(failed, key=lambda task: isinstance(task.error, PeerLostError)):
         error = task.error
-        text = "".join(traceback.format_exception(error))
+        text = exception_text(error)
         said = (
             str(error) if isinstance(error, Exception) else repr(error)
         )  # as SystemExit(3), whose text is "3"

@@ -18,7 +18,6 @@ import gc
 import os
 import pickle
 import sys
-import traceback
 from typing import Any
 
 
@@ -92,11 +91,12 @@ def pickler() -> Any:
 
 def failed(fd: int, error: Exception) -> None:
     """Report the exception to the caller, to the launcher and on stderr."""
-    text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
     from ronde.process.error_file import described
+    from ronde.process.exception_text import exception_text
     from ronde.process.uncaught import announce_exception
 
+    text = exception_text(error)
+    sys.stderr.write(text)
     write(fd, b"E", pickle.dumps((described(error), text)))
     announce_exception(error)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ERROR_FILE",
     "ErrorReport",
+    "blames_peer",
     "described",
     "hand_up",
     "is_blame",
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names a worker's error file
-MOST_BYTES = 1 << 20  # how much of an error file is read
+MOST_BYTES = 64 << 20  # how much of an error file is read: torch's has the whole message, twice
 _CONSEQUENCES = (PeerLostError, AbortedError, RemoteError)
 
 # The beginning of a traceback's last line if the worker ended because of another one: in Ronde's words, or Gloo's.
@@ -52,7 +53,7 @@ def is_blame(line: bytes) -> bool:
     return re.match(_BLAME, line) is not None
 
 
-def _blames_peer(error: BaseException | None) -> bool:
+def blames_peer(error: BaseException | None) -> bool:
     """Return whether the exception, or one that was being handled when it was raised, reports a lost peer."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
@@ -64,26 +65,32 @@ def _blames_peer(error: BaseException | None) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and text of the exception, even if its `__str__` fails."""
+    """Return the type and text of the exception, even if its `__str__` fails; a long text without its middle."""
+    from ronde.process.exception_text import (
+        shortened,
+    )  # loads the module traceback, which only failed workers need
+
     try:
-        return f"{type(error).__name__}: {error}"
+        return shortened(f"{type(error).__name__}: {error}")
     except Exception as problem:
         return f"{type(error).__name__}, whose text cannot be had: {type(problem).__name__}"
 
 
 def write_error_file(path: str, error: BaseException) -> None:
     """Write the exception and its traceback into an error file. Raises OSError."""
-    import json  # only failed workers need it
-    import traceback
+    import json  # only failed workers need these
 
-    text = "".join(traceback.format_exception(error))
+    from ronde.process.exception_text import exception_text, left_debugger
+
+    sentence = left_debugger(error)
     info = {
-        "py_callstack": text,
+        "py_callstack": "" if sentence else exception_text(error),
         "timestamp": str(int(time.time())),
         "timestamp_ns": time.time_ns(),
-        "blames_peer": _blames_peer(error),
+        "blames_peer": blames_peer(error),
     }
-    _write_whole(path, json.dumps({"message": {"message": described(error), "extraInfo": info}}))
+    message = {"message": sentence or described(error), "extraInfo": info}
+    _write_whole(path, json.dumps({"message": message}))
 
 
 @dataclass(frozen=True)
@@ -111,21 +118,24 @@ def read_error_file(path: str) -> ErrorReport | None:
         return None
     import json  # only after a failure
 
+    from ronde.process.exception_text import shortened, shortened_lines
+
     try:
         message = json.loads(text)["message"]
         if not isinstance(message, dict):
-            return ErrorReport(str(message), "", written_ns)
+            return ErrorReport(shortened(str(message)), "", written_ns)
         info = message.get("extraInfo", {})
         # torch writes whole seconds, too coarse to tell the first exception.
         what = str(message["message"])
         return ErrorReport(
-            what,
-            str(info.get("py_callstack", "")),
+            shortened(what),
+            shortened_lines(str(info.get("py_callstack", ""))),
             int(info.get("timestamp_ns", written_ns)),
             bool(info.get("blames_peer")) or is_blame(what.encode(errors="replace")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ErrorReport("an error file that cannot be read", text.decode(errors="replace"), written_ns)
+        what = shortened(text.decode(errors="replace"))
+        return ErrorReport("an error file that cannot be read", what, written_ns)
 
 
 def hand_up(path: str, failure: Failure, error_file: str = "") -> None:

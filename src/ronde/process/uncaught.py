@@ -8,6 +8,10 @@ process that inherits the variable without the descriptor does not write to anot
 writes its error file, then its rank and `raised` into the pipe. Before it leaves the other ranks it writes `left`: they
 may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`). Before it waits for the others in
 `ronde.init` it writes `joins` and the number of ranks.
+
+A launcher that shows the error file's traceback in its report sets `LEAVES_TRACEBACK`. A worker then prints one line
+of an exception, which ends with `POINTER`, and leaves the traceback to the report. A consequence of another rank's
+failure, which reports do not show, is printed with its traceback, by the rules of `exception_text`.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from types import TracebackType
 
 from ronde.environment import environment
 from ronde.light_typing import Literal, NamedTuple
-from ronde.process.error_file import ERROR_FILE, write_error_file
+from ronde.process.error_file import ERROR_FILE, blames_peer, write_error_file
 
 __all__ = [
+    "LEAVES_TRACEBACK",
+    "POINTER",
     "Announcement",
     "Announcements",
     "announce_departure",
@@ -31,6 +37,8 @@ __all__ = [
     "mark_recorded",
 ]
 
+LEAVES_TRACEBACK = "_RONDE_LEAVES_TRACEBACK"
+POINTER = " (the traceback follows in the report)"
 _VARIABLE = "_RONDE_UNCAUGHT"
 _READ_BYTES = 4096
 
@@ -95,7 +103,7 @@ def _identify(fd: int) -> str:
 
 
 class _Hook:
-    """A `sys.excepthook` that calls the previous one first."""
+    """A `sys.excepthook` that shows the exception, by the program's own hook if it has one, and announces it."""
 
     pid = 0  # the process whose exceptions it announces
 
@@ -108,10 +116,38 @@ class _Hook:
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        self._previous(kind, error, trace)
         # An interactive prompt survives an exception, a forked child is not the worker, and Ctrl-C is not a failure.
-        if isinstance(error, Exception) and self.pid == os.getpid() and not sys.flags.interactive:
-            announce_exception(error)
+        if not isinstance(error, Exception) or self.pid != os.getpid() or sys.flags.interactive:
+            return self._previous(kind, error, trace)
+        is_in_file = _write_error(error)
+        if self._previous is not sys.__excepthook__ or not _show(error, leaves_traceback=is_in_file):
+            self._previous(kind, error, trace)
+        if is_in_file is not None:
+            _announce("raised")
+        return None
+
+
+def _show(error: Exception, leaves_traceback: bool | None) -> bool:
+    """Print what this worker has to say of an exception. Return whether that was possible.
+
+    `leaves_traceback`: the launcher will show the traceback, if it is one that does so.
+    """
+    from ronde.process.exception_text import exception_text, headline, left_debugger, shows_all_frames
+
+    is_asked = environment().get(LEAVES_TRACEBACK) and not shows_all_frames()
+    is_own_stream = sys.stderr is sys.__stderr__  # not one that writes a log of the program's
+    try:
+        if not (leaves_traceback and is_asked and is_own_stream) or blames_peer(error):
+            text = exception_text(error)
+        elif left_debugger(error):
+            text = ""  # the report has all that there is to say
+        else:
+            text = f"{headline(error)}{POINTER}\n"
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except Exception:  # standard error may be closed, and the exception's text is the user's code
+        return False
+    return True
 
 
 _hook = _Hook()
@@ -125,13 +161,25 @@ def announce_uncaught() -> None:
 
 def announce_exception(error: Exception) -> None:
     """Tell the launcher that this exception ends the process."""
+    if _write_error(error) is not None:
+        _announce("raised")
+
+
+def _write_error(error: Exception) -> bool | None:
+    """Return whether the error file has the exception; None if it cannot be written.
+
+    The launcher then still sees how the process ends.
+    """
     path = environment().get(ERROR_FILE)
+    if not path:
+        return False
     try:
-        if path and not getattr(error, "_ronde_recorded", False):
+        if not getattr(error, "_ronde_recorded", False):
             write_error_file(path, error)
-    except OSError:
-        return  # the launcher still sees how the process ends
-    _announce("raised")
+            return True
+        return os.path.getsize(path) > 0  # written, perhaps, by the user's code
+    except Exception:  # the disk, or the text of the exception, which is the user's code
+        return None
 
 
 def announce_departure() -> None:

@@ -39,7 +39,7 @@ from ronde.core.worker_group import Absent, Policy, describe_interrupt
 from ronde.core.worker_group_events import Finish
 from ronde.job_key import JobKey
 from ronde.launch.agent.absence_watch import AbsenceWatch
-from ronde.launch.agent.failure_report import report, report_elsewhere
+from ronde.launch.agent.failure_report import report, report_elsewhere, tracebacks
 from ronde.launch.agent.node_offer import (
     describe_node,
     given_master,
@@ -110,8 +110,8 @@ def run_agent(
     """
     claim_standard_streams()
     with ExitStack() as stack:
-        shell = _Shell(config, environment, stack, keep, reads, meaning)
-        return shell.run(report)
+        shell = _Shell(config, environment, stack, keep, reads, meaning, report)
+        return shell.run()
 
 
 def plan_here(config: LaunchConfig, environment: Mapping[str, str]) -> LaunchPlan:
@@ -169,8 +169,10 @@ class _Shell:
         keep: Sequence[int],
         reads: bool,
         meaning: Callable[[int], int],
+        reports: bool,
     ) -> None:
         self._config = config
+        self._reports = reports
         self._meaning = meaning
         self._environment = environment
         self._id = os.urandom(8).hex()
@@ -213,13 +215,15 @@ class _Shell:
         stack.callback(self._screen.close)
         self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
-        self._starter = Starter(config, environment, self._run_id, self._say, keep=keep, reads=reads)
+        self._starter = Starter(
+            config, environment, self._run_id, self._say, keep=keep, reads=reads, reports=reports
+        )
         stack.callback(self._starter.close)
         self._absence = AbsenceWatch(self._loop, self._key, self._note_missed)
         stack.callback(self._absence.close)
         self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
-    def run(self, report: bool) -> RunResult:
+    def run(self) -> RunResult:
         """Run the job to its end, report, and return the result."""
         self._loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._loop.watch(self._rendezvous.fileno(), Order.NODES, self._read_rendezvous)
@@ -234,7 +238,7 @@ class _Shell:
             while self._exit is None:
                 self._turn()
             self._await_logs()
-            if report:
+            if self._reports:
                 self._hand_up(self._exit)
                 for line in self._report(self._exit):
                     self._screen.say(line)
@@ -310,7 +314,11 @@ class _Shell:
         self._alive, self._finish = False, finish
         self._frozen.stop_watching()
         self._supervisor.close()
+        left = self._supervisor.left_tracebacks()
         self._step_agent(WorkersGone(finish.exit_code, finish.reason, failure))
+        if self._exit is None:  # else they are in the report
+            for line in tracebacks(left):
+                self._screen.say(line)
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -425,12 +433,15 @@ class _Shell:
         used = self._round.restarts if self._round else 0
         times = "once" if used == 1 else f"{used} times"
         remark = f"; the workers had been started again {times} before" if used else ""
+        left = self._supervisor.left_tracebacks() if self._supervisor else {}
         if exit.code == 0:
-            return []
+            return tracebacks(left)
         first = self._first_failure(exit)
         if self._is_ours(exit) and self._supervisor and self._finish:
-            return report(self._finish, self._supervisor.group.workers, first, remark)
-        return report_elsewhere(exit.reason, first, remark)
+            lines = report(self._finish, self._supervisor.group.workers, first, remark)
+        else:
+            lines = report_elsewhere(exit.reason, first, remark)
+        return lines + tracebacks(left, first)
 
     def _first_failure(self, exit: Exit) -> Failure | None:
         if self._is_ours(exit) and self._finish:

@@ -8,7 +8,9 @@ from ronde.core.rendezvous.membership import Failure
 from ronde.core.worker_group import Worker, name_ranks, signal_name
 from ronde.core.worker_group_events import Finish
 
-__all__ = ["report", "report_elsewhere"]
+__all__ = ["report", "report_elsewhere", "tracebacks"]
+
+MOST_TRACEBACKS = 4
 
 
 def report(
@@ -32,6 +34,35 @@ def report_elsewhere(reason: str, failure: Failure | None, remark: str = "") -> 
         f"ronde: {failure.message} on {failure.host}{remark}".encode(errors="backslashreplace"),
         *_words(failure),
     ]
+
+
+def tracebacks(left: Mapping[int, str], first: Failure | None = None) -> list[bytes]:
+    """Return the lines with the tracebacks that workers have left to the report, by rank.
+
+    Those from the same lines of the program as an earlier one are left out, because they differ in the message at most,
+    which their workers have shown. `first`: the failure whose traceback the report has already.
+    """
+    places = [_place(first.details)] if first else []
+    lines, more = [], 0
+    for rank, text in left.items():
+        if (place := _place(text)) in places or (first and rank == first.rank):
+            continue
+        places.append(place)
+        if len(places) > MOST_TRACEBACKS:
+            more += 1
+            continue
+        lines.append(f"ronde: the traceback of rank {rank} was:".encode())
+        lines += [b"    " + line for line in text.encode(errors="backslashreplace").splitlines()]
+    if more:
+        lines.append(
+            f"ronde: {more} more ranks raised elsewhere: --log-level debug shows each at once".encode()
+        )
+    return lines
+
+
+def _place(text: str) -> list[str]:
+    """Return the lines of a traceback that say where it was."""
+    return [line for line in text.splitlines() if line.lstrip().startswith('File "')]
 
 
 def _words(failure: Failure) -> list[bytes]:

@@ -34,6 +34,7 @@ from ronde.process.error_file import ERROR_FILE, ErrorReport, read_error_file
 from ronde.process.log_files import LogFile, LogWriter
 from ronde.process.output import Digest, OutputStream, Sink, Source, Tail, tail_of_file
 from ronde.process.process_groups import GroupLeader
+from ronde.process.uncaught import LEAVES_TRACEBACK, POINTER
 
 __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 
@@ -70,8 +71,9 @@ def fill_prefix(
 class RunOutputs:
     """The output of all workers that one launcher starts, in all attempts.
 
-    `host`: this machine's name. `several`: the job may have other machines. Raises UsageError if the log directory
-    cannot be created. Close it when all workers are gone.
+    `host`: this machine's name. `several`: the job may have other machines. `reports`: the launcher shows the
+    tracebacks of failed workers. Raises UsageError if the log directory cannot be created. Close it when all workers
+    are gone.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class RunOutputs:
         host: str,
         role: str = "default",
         several: bool = False,
+        reports: bool = False,
     ) -> None:
         self._outputs = outputs
+        self._reports = reports
         self._complain = complain
         self._role = role
         self._host = host
@@ -154,6 +158,7 @@ class RunOutputs:
             self._complain,
             self.logs,
             self._disk,
+            reports=self._reports,
         )
 
     def _make_folder(self, folder: str) -> None:
@@ -219,6 +224,8 @@ class WorkerOutput:
         complain: Complain,
         logs: LogWriter,
         disk: Disk,
+        *,
+        reports: bool = False,
     ) -> None:
         self._rank = rank
         self._prefixes = prefixes
@@ -239,11 +246,13 @@ class WorkerOutput:
         self._redirected = redirected & ~collected
         self._tail = Tail()
         self.error_file = os.path.join(folder, ERROR_NAME) if folder else ""
+        is_in_file = (self._tee | self._redirected | collected) & Std.ERR.value
+        self._leaves_traceback = reports and not is_in_file
 
     @property
     def environment(self) -> Mapping[str, str]:
         """The variables for the worker."""
-        return {ERROR_FILE: self.error_file}
+        return {ERROR_FILE: self.error_file, LEAVES_TRACEBACK: "1" if self._leaves_traceback else ""}
 
     @property
     def is_silent(self) -> bool:
@@ -334,6 +343,8 @@ class WorkerOutput:
         """Return the last output of a failed worker for the report, the traceback at the end."""
         lines = self.last_lines()
         error = self.error()
+        if self._leaves_traceback and error is not None:
+            lines = [line for line in lines if not line.endswith(POINTER.encode())]
         if self._folder and (trouble := self._trouble()):
             lines.insert(0, os.fsencode(f"(the disk of {self._folder} {trouble}: output may be missing)"))
         # Python, too, escapes characters that stderr cannot encode.
@@ -342,6 +353,14 @@ class WorkerOutput:
         ) not in b"\n".join(lines):
             lines += (error.traceback or error.message).encode(errors="backslashreplace").splitlines()
         return lines
+
+    def left_traceback(self) -> str:
+        """Return the traceback of which the worker has printed only one line; empty if there is none."""
+        pointer = POINTER.encode()
+        if not self._leaves_traceback or not any(line.endswith(pointer) for line in self.last_lines()):
+            return ""
+        error = self.error()
+        return error.traceback if error else ""
 
     def _trouble(self) -> str:
         """Return the problem of the disk that may have cost output; empty if there is none."""

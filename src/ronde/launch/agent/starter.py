@@ -39,8 +39,8 @@ class Starter:
     """Starts workers.
 
     `environment`: the launcher's. `complain`: shows the user a problem. `keep`: descriptors that all workers inherit;
-    with `reads` the first one inherits standard input, too. Raises UsageError if this machine cannot do what the
-    configuration says. Close it when all workers are gone.
+    with `reads` the first one inherits standard input, too. `reports`: the launcher shows tracebacks. Raises UsageError
+    if this machine cannot do what the configuration says. Close it when all workers are gone.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Starter:
         *,
         keep: Sequence[int] = (),
         reads: bool = False,
+        reports: bool = False,
     ) -> None:
         self._environment = environment
         self._keep = keep
@@ -67,6 +68,7 @@ class Starter:
             role=config.worker.role,
             host=host_name(),
             several=config.rendezvous.max_nodes > 1,
+            reports=reports,
         )
         self._guard = Guard(self._outputs.temporary)
         self.announcements = Announcements()

@@ -150,6 +150,11 @@ class Supervisor:
         output = self._outputs.get(rank) if rank is not None else None
         return output.last_words() if output else []
 
+    def left_tracebacks(self) -> dict[int, str]:
+        """Return the tracebacks that failed workers have left to the report, by rank."""
+        found = {rank: output.left_traceback() for rank, output in sorted(self._outputs.items())}
+        return {rank: text for rank, text in found.items() if text}
+
     def error_file(self, rank: int) -> str:
         """Return the path of a worker's error file; empty if its disk does not answer."""
         output = self._outputs.get(rank)
