@@ -219,6 +219,10 @@ class DriverMemory:
             for step, data in sorted(saved.items()):
                 StoreCheckpoints(store, task_id).save(step, data)
 
+    def latest(self) -> int:
+        """Return the newest step of which all tasks have a checkpoint; 0 if there is none."""
+        return min(max(saved, default=0) for saved in self._saved)
+
     def collect_from(self, store: Store) -> None:
         for task_id in range(len(self._saved)):
             checkpoints = StoreCheckpoints(store, task_id)

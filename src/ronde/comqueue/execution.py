@@ -6,9 +6,10 @@ import copy
 import itertools
 import logging
 import os
+import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from ronde.comqueue.checkpointing import (
     MemoryPlace,
 )
 from ronde.comqueue.partitions import CommonData, divide_data, load_data
-from ronde.comqueue.plan import Plan, run_plan
+from ronde.comqueue.plan import Plan, StepError, run_plan
 from ronde.comqueue.rows import LocatedRows, RowSource
 from ronde.comqueue.shared_values import SharedValues
 from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_groups
@@ -30,7 +31,9 @@ from ronde.engine.process import init
 from ronde.environment import environment
 from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
 from ronde.launch.callables import ElasticLaunch
+from ronde.launch.calls import pickler
 from ronde.launch.config import LaunchConfig, WorkerSpec
+from ronde.launch.unsendable import describe_unsendable_part
 from ronde.light_dataclasses import dataclass, replace
 from ronde.process.exception_text import exception_text
 
@@ -121,6 +124,20 @@ def _divided(
     return common, parts
 
 
+@contextmanager
+def _naming_unsendable(common: CommonData, parts: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Name the object, and what in it, that keeps the data from being sent to the tasks."""
+    try:
+        yield
+    except UsageError:
+        dumps = pickler().dumps
+        for name, obj in itertools.chain(common.broadcast.items(), *(part.items() for part in parts)):
+            if part := describe_unsendable_part(f"object {name!r}", obj, dumps):
+                reason = f"{part.removeprefix('; ')}: create it in the functions that use it"
+                raise UsageError(f"object {name!r} cannot be sent to tasks: {reason}") from None
+        raise
+
+
 def _without_data(plan: Plan) -> Plan:
     return replace(plan, partitioned={}, broadcast={})
 
@@ -166,7 +183,20 @@ def _run_task(plan: Plan, values: TaskValues, place: CheckpointPlace | None, gro
 def _run_rank(plan: Plan, values: TaskValues, place: CheckpointPlace | None) -> Any:
     """Run a task in a worker."""
     init()
-    return _run_task(plan, values, place, RankGroup(world()))
+    group = RankGroup(world())
+    try:
+        return _run_task(plan, values, place, group)
+    except SystemExit as error:
+        raise StepError(
+            f"{_describe_place(group)} exited: {error!r}; to end the iteration, return from it"
+        ) from error
+    except KeyboardInterrupt as error:
+        error.add_note(f"interrupted: {_describe_place(group)}")
+        raise
+
+
+def _describe_place(group: TaskGroup) -> str:
+    return f"{group.activity.place} on task {group.task_id}"
 
 
 def _folder_of(plan: Plan) -> CheckpointPlace | None:
@@ -202,7 +232,8 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
         variables[THREADS_OF_A_PROCESS] = str(max(1, _cores() // num_tasks))
     with ExitStack() as stack:
         common, parts = _divided(plan, num_tasks)
-        values = SharedValues([common, *parts], stack)
+        with _naming_unsendable(common, parts):
+            values = SharedValues([common, *parts], stack)
         place = _place_here(plan, num_tasks, stack)
         worker = WorkerSpec(
             argv=(),
@@ -217,7 +248,7 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
             results = launch(_without_data(plan), values, place)
             return [results[rank] for rank in range(num_tasks)]
 
-        return _repeat(plan.checkpoint, run_once)
+        return _repeat(plan.checkpoint, run_once, lambda: _latest_in(place, num_tasks))
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
@@ -232,9 +263,10 @@ def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) 
     options = RunOptions(num_tasks, environment=ORDERED)
 
     def run_once() -> list[Any]:
-        return run_function(_placed(plan, cluster()), _run_rank, call, {}, options, memory)
+        with _naming_unsendable(common, parts):
+            return run_function(_placed(plan, cluster()), _run_rank, call, {}, options, memory)
 
-    return _repeat(rule, run_once)
+    return _repeat(rule, run_once, lambda: memory.latest() if memory else _latest_in(place, num_tasks))
 
 
 def _placed(plan: Plan, cluster: Cluster) -> Cluster:
@@ -247,8 +279,13 @@ def _placed(plan: Plan, cluster: Cluster) -> Cluster:
     return cluster
 
 
-def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> list[Any]:
-    """Run the tasks, and again as often as the rule allows if one of them was lost."""
+def _repeat(
+    rule: CheckpointRule | None, run_once: Callable[[], list[Any]], latest: Callable[[], int]
+) -> list[Any]:
+    """Run the tasks, and again as often as the rule allows if one of them was lost.
+
+    `latest`: returns the step of the last checkpoint; 0 if there is none, None if that is not known here.
+    """
     for restart in itertools.count(1):
         try:
             return run_once()
@@ -256,6 +293,8 @@ def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> l
             is_loss = _is_loss(error)
             if rule is None and is_loss:
                 error.add_note(NO_CHECKPOINTS)
+            if rule is not None and is_loss and restart > rule.max_restarts:
+                error.add_note(_describe_attempts(restart, latest()))
             if rule is None or restart > rule.max_restarts or not is_loss:
                 raise
             _log.warning(
@@ -267,16 +306,42 @@ def _repeat(rule: CheckpointRule | None, run_once: Callable[[], list[Any]]) -> l
     raise AssertionError
 
 
+def _latest_in(place: CheckpointPlace | None, num_tasks: int) -> int | None:
+    """Return the newest step of which all tasks have a checkpoint; 0 if there is none, None if that is not known."""
+    if place is None:
+        return None
+    try:
+        return min(place.open(task).latest() for task in range(num_tasks))
+    except (OSError, UsageError):  # a folder that only the tasks can use
+        return None
+
+
+def _describe_attempts(attempts: int, step: int | None) -> str:
+    times = "once" if attempts == 1 else f"{attempts} times"
+    started = f"The tasks have started {times}."
+    if step is None:
+        return started
+    saved = f"The last checkpoint is of step {step}" if step else "There is no checkpoint yet"
+    return f"{started} {saved}, so the task was lost in step {step + 1} or later."
+
+
 def _is_loss(error: RemoteError) -> bool:
-    """Return whether a signal killed the task, or a cluster lost it, instead of an exception or an exit."""
-    return isinstance(error, WorkerError) and (error.has_lost_task or error.exit_code < 0)
+    """Return whether a signal killed the task, or a cluster lost it, instead of an exception or an exit.
+
+    A KeyboardInterrupt that a function raised ends its process by SIGINT.
+    """
+    if not isinstance(error, WorkerError) or error.exit_code == -signal.SIGINT:
+        return False
+    return error.has_lost_task or error.exit_code < 0
 
 
 def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
     with ExitStack() as stack:
         place = _place_here(plan, num_tasks, stack)
         common, parts = _divided(plan, num_tasks)
-        values = _ThreadValues(SharedValues([replace(common, sources={}), *parts], stack), common.sources)
+        with _naming_unsendable(common, parts):
+            copies = SharedValues([replace(common, sources={}), *parts], stack)
+        values = _ThreadValues(copies, common.sources)
         tasks = [_TaskThread(_without_data(plan), values, place, group) for group in thread_groups(num_tasks)]
         for task in tasks:
             task.start()
@@ -290,9 +355,8 @@ def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
     for task in sorted(failed, key=lambda task: isinstance(task.error, PeerLostError)):
         error = task.error
         text = exception_text(error)
-        said = (
-            str(error) if isinstance(error, Exception) else repr(error)
-        )  # as SystemExit(3), whose text is "3"
+        # As SystemExit(3), whose text is "3".
+        said = str(error) if isinstance(error, Exception) else f"{error!r} in {task.group.activity.place}"
         raise RemoteError(
             f"task {task.group.task_id} failed: {said}\n\n{text}", task.group.task_id, text
         ) from error

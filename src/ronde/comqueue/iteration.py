@@ -17,7 +17,8 @@ from ronde.comqueue.functions import name_of
 from ronde.comqueue.partitions import check_same_rows
 from ronde.comqueue.queue import IterativeComQueue
 from ronde.comqueue.reductions import reduce_leaves
-from ronde.comqueue.task_group import TaskGroup
+from ronde.comqueue.state_types import StateTypes
+from ronde.comqueue.task_group import TaskGroup, ThreadGroup
 from ronde.errors import UsageError
 from ronde.light_dataclasses import dataclass, replace
 from ronde.types import ReduceOp
@@ -235,8 +236,10 @@ class IterationStep:
 class _StepItem(CommunicateFunction):
     """A user's step function as an item of the queue. `names`: those of the data, if the user passed several."""
 
-    def __init__(self, function: Callable[[IterationStep], Any], names: Sequence[str] | None) -> None:
-        self._function, self._names = function, names
+    def __init__(
+        self, function: Callable[[IterationStep], Any], names: Sequence[str] | None, types: StateTypes
+    ) -> None:
+        self._function, self._names, self._types = function, names, types
         self._rows: TaskRows | None = None
         self._buffers = Buffers()
 
@@ -244,18 +247,28 @@ class _StepItem(CommunicateFunction):
         return name_of(self._function)
 
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
+        state = vars(context.get_obj(STATE))
         if self._rows is None:
             self._rows = TaskRows(context, _object_names(self._names))
+            self._types.note(state, context.step_no - 1)
         context.put_obj(STOP, False)
-        return self._function(IterationStep(context, group, self._rows, self._buffers))
+        result = self._function(IterationStep(context, group, self._rows, self._buffers))
+        self._types.note(state, context.step_no)
+        return result
 
 
 class _LastItem(_StepItem):
     """Makes a task's result. The function is the user's `finish`."""
 
+    def __repr__(self) -> str:
+        return "the end" if self._function is _end else super().__repr__()
+
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
         result = _result(context)
-        return result, super().communicate(context, group)
+        output = super().communicate(context, group)
+        if result is not None and not isinstance(group, ThreadGroup):
+            self._types.require_sendable(vars(result.state))
+        return result, output
 
 
 def iterate(
@@ -305,7 +318,8 @@ def iterate(
     names = tuple(data) if isinstance(data, Mapping) else None
     if names == ():
         raise UsageError("data is an empty dict: expected at least one object with rows")
-    queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names))
+    types = StateTypes()
+    queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names, types))
     queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))
     if checkpoint_every is not None:
         queue.set_checkpoint(checkpoint_every, checkpoint_folder, max_restarts)
@@ -313,7 +327,7 @@ def iterate(
     check_same_rows(partitioned)
     for name, rows in partitioned.items():
         queue.init_with_partitioned_data(name, rows)
-    queue.set_compare_criterion_of_node0(_is_stopped).close_with(_LastItem(finish or _nothing, names))
+    queue.set_compare_criterion_of_node0(_is_stopped).close_with(_LastItem(finish or _end, names, types))
     results = queue.exec(on)
     outputs = [output for _, output in results] if finish else ()
     result: IterationResult = replace(results[0][0], outputs=outputs)
@@ -324,7 +338,7 @@ def _object_names(names: Sequence[str] | None) -> str | dict[str, str]:
     return DATA if names is None else {name: f"{DATA}.{name}" for name in names}
 
 
-def _nothing(c: IterationStep) -> None:
+def _end(c: IterationStep) -> None:
     pass
 
 

@@ -16,6 +16,7 @@ from ronde.comqueue.partitions import TaskData
 from ronde.comqueue.task_group import TaskGroup
 from ronde.errors import MismatchError, PeerError, RondeError, UsageError
 from ronde.launch.calls import pickler
+from ronde.launch.unsendable import describe_unsendable_part
 from ronde.light_dataclasses import dataclass, field
 from ronde.types import Max, Min
 
@@ -79,7 +80,7 @@ def run_plan(
             break
         if checkpoints is not None and plan.checkpoint is not None and step_no % plan.checkpoint.every == 0:
             _meet(group)
-            checkpoints.save(step_no, _packed(plan, objects, partition, group.num_tasks))
+            checkpoints.save(step_no, _packed(plan, objects, partition, group.num_tasks, step_no))
     result = None if plan.complete is None else _run_item(plan.complete, context, group)
     group.activity.end()
     if checkpoints is not None:
@@ -130,8 +131,10 @@ def _common_step(group: TaskGroup, checkpoints: TaskCheckpoints) -> int:
     return int(step[0])
 
 
-def _packed(plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any], num_tasks: int) -> bytes:
-    """Return a checkpoint: the objects that the task has made, and the state of its functions."""
+def _packed(
+    plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any], num_tasks: int, step_no: int
+) -> bytes:
+    """Return a checkpoint after a step: the objects that the task has made, and the state of its functions."""
     kept = [name for name, obj in objects.items() if name in partition and obj is partition[name]]
     made = {name: obj for name, obj in objects.items() if name not in kept}
     try:
@@ -139,9 +142,12 @@ def _packed(plan: Plan, objects: Mapping[str, Any], partition: Mapping[str, Any]
             (num_tasks, made, kept, [vars(each) for each in _objects_with_state(plan)])
         )
     except Exception as error:
+        parts = (
+            describe_unsendable_part(f"object {name!r}", obj, pickler().dumps) for name, obj in made.items()
+        )
         raise UsageError(
             f"the objects {', '.join(map(repr, sorted(made)))} and the state of the functions cannot be saved in a "
-            f"checkpoint: {type(error).__name__}: {error}"
+            f"checkpoint: {type(error).__name__}: {error}{next(filter(None, parts), '')}, after step {step_no}"
         ) from error
     return packed
 

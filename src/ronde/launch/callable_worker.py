@@ -41,8 +41,11 @@ def main(words: list[str]) -> int:
     try:
         write(result_fd, b"R", pickler().dumps(result))
     except Exception as error:
+        from ronde.launch.unsendable import describe_unsendable_part
+
         where = f"the result, of type {type(result).__qualname__}, cannot be sent to the caller: "
-        failed(result_fd, TypeError(f"{where}{type(error).__name__}: {error}"))
+        part = describe_unsendable_part("the result", result, pickler().dumps)
+        failed(result_fd, TypeError(f"{where}{type(error).__name__}: {error}{part}"))
         return 1
     return 0
 

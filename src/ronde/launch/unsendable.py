@@ -11,7 +11,7 @@ from typing import Any
 
 from ronde.light_dataclasses import dataclass
 
-__all__ = ["describe_unsendable"]
+__all__ = ["describe_unsendable", "describe_unsendable_part"]
 
 MOST_DEPTH = 8
 
@@ -72,6 +72,18 @@ def describe_unsendable(
     if remedy:
         return f"{found}, which exists only in this process; {remedy}"
     return f"{problem}; {found}: create it in the function"
+
+
+def describe_unsendable_part(name: str, value: Any, dumps: Callable[[Any], bytes]) -> str:
+    """Return which part of an object cannot be pickled, as the end of a sentence; "" if that is not to be found.
+
+    `name`: what the object is called, such as "the result".
+    """
+    try:
+        found = _search(Unsendable(name, "data", value), dumps, set(), MOST_DEPTH)
+    except Exception:  # of the user's objects: reading their attributes may run any code
+        return ""
+    return f"; {found}" if found is not None and found.where != name else ""
 
 
 def _find_unsendable(
