@@ -20,7 +20,7 @@ from ronde.engine.process_sets import ProcessSet
 from ronde.torch.call import Call
 from ronde.torch.compression import Compressor
 from ronde.torch.handles import Group, Handle, start_dense, wait_all
-from ronde.torch.names import named_by_parameter, names_of, parameters_of
+from ronde.torch.names import named_by_parameter, names_of, parameters_of, tensor_name
 from ronde.types import Adasum, Allreduce
 
 __all__ = ["DistributedAdasum"]
@@ -37,6 +37,7 @@ class DistributedAdasum:
         process_set: ProcessSet | None,
     ) -> None:
         self._names = names_of(parameters_of(self), named_parameters)
+        self._number = 0
         self._compression = compression
         self._passes = passes
         self._process_set = process_set
@@ -82,7 +83,7 @@ class DistributedAdasum:
         handles = []
         for parameter, before, after in zip(parameters, befores, afters):
             change = torch.sub(after, before, out=self._memory_for(parameter))
-            handles.append(self._combine(self._names[id(parameter)], change))
+            handles.append(self._combine(tensor_name(self, parameter), change))
         for before, change in zip(befores, wait_all(handles)):
             before.add_(change)
         return loss

@@ -86,7 +86,8 @@ class Gradient:
         if left == 0:
             raise AssertionError(
                 f"{self.name} got more gradients than backward_passes_per_step={self.treatment.passes} before "
-                "step() or synchronize(); raise it to accumulate gradients"
+                "step() or synchronize(); raise it to accumulate gradients; if another model's pass went through "
+                "this one (as in a GAN), freeze this one during that pass by requires_grad_(False)"
             )
         if left == self.treatment.passes:
             self.treatment.begun.append(self)

@@ -26,7 +26,14 @@ from ronde.torch.gradient import Gradient, SymmetricGradient, Treatment
 from ronde.torch.gradient_groups import GradientGroup, make_groups
 from ronde.torch.handles import Handle, wait_all
 from ronde.torch.members import is_member, size_of
-from ronde.torch.names import named_by_parameter, names_of, parameters_of
+from ronde.torch.names import (
+    free_number,
+    named_by_parameter,
+    names_of,
+    note_number,
+    parameters_of,
+    tensor_name,
+)
 from ronde.torch.same_parameters import require_same_parameters
 from ronde.torch.symmetric import GradientMemory, symmetric_places
 from ronde.types import Adasum, Allreduce, Average, ReduceOp
@@ -56,7 +63,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
 
     Args:
         optimizer: any torch optimizer; do not use it afterwards.
-        named_parameters: `model.named_parameters()`: names for all parameters of the optimizer (None: numbered).
+        named_parameters: `model.named_parameters()`: names for all parameters of the optimizer (None: numbered). The
+            names may be those of another optimizer's parameters.
         compression: hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).
         backward_passes_per_step: the number of passes that add up gradients before they are reduced (default: 1).
         op: Average, Sum, or Adasum, which combines the changes of each rank's own step (default: Average).
@@ -89,7 +97,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     if base is DistributedAdasum:
         distributed._distribute(named_parameters, compression, backward_passes_per_step, process_set)
         trained = [parameter for parameter in parameters_of(distributed).values() if parameter.requires_grad]
-        require_same_parameters(trained, distributed._names, process_set)
+        number = free_number(distributed._names)
+        note_number(
+            distributed, require_same_parameters(trained, distributed._names, process_set, number).number
+        )
         return distributed
     factor = gradient_predivide_factor
     call = Call(Allreduce, None, process_set, op, 1.0 / factor, factor, in_place=True)
@@ -107,6 +118,7 @@ class _Distributed:
         self, named_parameters: Iterable[tuple[str, Any]] | None, treatment: Treatment, has_others: bool
     ) -> None:
         self._names = names_of(parameters_of(self), named_parameters)
+        self._number = 0
         self._treatment = treatment
         self._has_others = has_others  # whether other ranks take part
         self._gradients: list[Gradient] = []
@@ -114,6 +126,7 @@ class _Distributed:
         self._buckets: list[Bucket] = []
         self._is_synchronized = False
         self._should_synchronize = True
+        self._early_steps = 0  # in a row, each after fewer backward passes than expected
 
     def _follow_gradients(self, groups: int | Sequence[Sequence[Any]], symmetric: bool) -> None:
         """Reduce the gradients of all parameters that require one."""
@@ -121,7 +134,9 @@ class _Distributed:
         treatment = self._treatment
         # If the order differs between ranks, names still match gradients, but symmetric memory needs one order.
         process_set = treatment.call.process_set
-        symmetric &= require_same_parameters(followed, self._names, process_set)
+        agreed = require_same_parameters(followed, self._names, process_set, free_number(self._names))
+        note_number(self, agreed.number)
+        symmetric &= agreed.is_ordered
         places: list[GradientMemory | None] = [None] * len(followed)
         is_of_all = process_set is None or process_set is global_process_set
         if symmetric and is_of_all and treatment.compression is Compression.none:
@@ -136,7 +151,7 @@ class _Distributed:
             self._register_hook(gradient)
 
     def _add_gradient(self, parameter: Any, place: GradientMemory | None = None) -> Gradient:
-        name = self._names[id(parameter)]
+        name = tensor_name(self, parameter)
         if place is None:
             gradient = Gradient(parameter, name, self._treatment)
         else:
@@ -173,7 +188,7 @@ class _Distributed:
         treatment = self._treatment
         dense = p.grad.to_dense() if p.grad.is_sparse and treatment.sparse_as_dense else p.grad
         sent, context = treatment.compression.compress(dense)
-        return treatment.submit_gradient(self._names[id(p)], sent), context
+        return treatment.submit_gradient(tensor_name(self, p), sent), context
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -205,6 +220,8 @@ class _Distributed:
         call `step()` within `skip_synchronize()`.
         """
         try:
+            if self._treatment.passes > 1:
+                self._count_early_step()
             for gradient in self._gradients:
                 if gradient.handle is None:
                     (gradient.group or gradient).submit_now()
@@ -214,6 +231,19 @@ class _Distributed:
         finally:
             self._begin_step()
         self._is_synchronized = True
+
+    def _count_early_step(self) -> None:
+        """Warn of the second step in a row that comes before all backward passes. The last one of an epoch may."""
+        begun, passes = self._treatment.begun, self._treatment.passes
+        is_early = bool(begun) and all(gradient.passes_left for gradient in begun)
+        self._early_steps = self._early_steps + 1 if is_early else 0
+        if self._early_steps == 2:
+            warnings.warn(
+                f"optimizer.step() called after {passes - begun[0].passes_left} of backward_passes_per_step={passes} "
+                f"backward passes, twice in a row: each step() reduces the gradients and changes the weights; call it "
+                f"after every {passes} passes, or leave backward_passes_per_step out",
+                stacklevel=4,
+            )
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -258,7 +288,8 @@ class _Distributed:
         if self._treatment.begun:
             raise AssertionError(
                 "zero_grad() was called after backward() but before step() or synchronize(), while the gradients were "
-                "in flight"
+                "in flight: call synchronize() before it; if the pass was for another model (as in a GAN), freeze this "
+                "one during that pass by requires_grad_(False)"
             )
         self._is_synchronized = False
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]

@@ -1,10 +1,14 @@
-"""Checks once that the optimizers of all ranks have the same parameters, before gradients are reduced."""
+"""Checks once that the optimizers of all ranks have the same parameters, before gradients are reduced.
+
+The ranks agree on the optimizer's number by the way. Optimizers of one process may give the same name to different
+parameters, for example without `named_parameters`; then their numbers differ, and so do the names of their tensors.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +18,7 @@ from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import MismatchError
 
-__all__ = ["difference", "require_same_parameters"]
+__all__ = ["Agreement", "difference", "require_same_parameters"]
 
 _NAME = "DistributedOptimizer.parameters"
 _DIGEST_BYTES = 16
@@ -24,23 +28,35 @@ _REMEDY = (
 )
 
 
+class Agreement(NamedTuple):
+    """`is_ordered`: the parameters have the same order on all ranks. `number`: the largest one that a rank proposed."""
+
+    is_ordered: bool
+    number: int
+
+
 def require_same_parameters(
-    parameters: Sequence[Any], names: Mapping[int, str], process_set: ProcessSet | None
-) -> bool:
-    """Return whether all ranks have these parameters in the same order.
+    parameters: Sequence[Any], names: Mapping[int, str], process_set: ProcessSet | None, number: int = 0
+) -> Agreement:
+    """Return what the ranks agree on, if all have these parameters.
 
     All ranks of the set call it. Raises MismatchError on all of them if a name, a shape or a dtype differs. `names`: by
-    the identity of each parameter.
+    the identity of each parameter. `number`: the smallest number that this rank has free for the optimizer.
     """
     mine = {
         names[id(parameter)]: f"{tuple(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
         for parameter in parameters
     }
-    digests = [_digest(list(mine.items())), _digest(sorted(mine.items()))]
-    row = np.frombuffer(b"".join(digests), np.uint8).reshape(1, 2, _DIGEST_BYTES)
-    rows = allgather(row, name=f"{_NAME}.digest", process_set=process_set)
+    parts = [
+        _digest(list(mine.items())),
+        _digest(sorted(mine.items())),
+        number.to_bytes(_DIGEST_BYTES, "little"),
+    ]
+    row = np.frombuffer(b"".join(parts), np.uint8).reshape(1, 3, _DIGEST_BYTES)
+    rows = np.asarray(allgather(row, name=f"{_NAME}.digest", process_set=process_set))
     if (rows[:, 1] == rows[0, 1]).all():
-        return bool((rows == rows[0]).all())
+        is_ordered = bool((rows[:, :2] == rows[0, :2]).all())
+        return Agreement(is_ordered, max(int.from_bytes(each.tobytes(), "little") for each in rows[:, 2]))
     of_all = objects.allgather_object(mine, _NAME, process_set)
     numbers: Sequence[int] = range(len(of_all))
     if process_set is not None and process_set is not global_process_set and process_set.ranks:
