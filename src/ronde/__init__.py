@@ -196,11 +196,22 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = importlib.import_module("importlib.metadata").version("ronde")
     elif name in __all__:
-        value = getattr(importlib.import_module(_LAZY.get(name, "ronde.engine.operations")), name)
+        value = getattr(_import_room(_LAZY.get(name, "ronde.engine.operations")), name)
     else:
         raise AttributeError(_unknown(name), name=name, obj=sys.modules[__name__])
     globals()[name] = value
     return value
+
+
+def _import_room(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (ImportError, AttributeError) as error:
+        from ronde.process.hidden_modules import describe_hiding
+
+        if hint := describe_hiding(f"{error}", next(iter(sys.path), "")):
+            error.add_note(hint)
+        raise
 
 
 def _unknown(name: str) -> str:

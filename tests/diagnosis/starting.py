@@ -72,6 +72,39 @@ FAILURES = [
         marks=(pytest.mark.slow,),
     ),
     Failure(
+        "a file that hides a module of Python",
+        "import tempfile",
+        (
+            r"ronde: rank \d \(pid \d+\) failed with exit code 1",
+            r"ImportError: cannot import name 'Random' from 'random'",
+            r"^    /.*/random.py hides Python's module 'random' from this program: rename it\n",
+        ),
+        beginning="",
+        shell="echo > random.py",
+    ),
+    Failure(
+        "a file that hides an installed module",
+        "",
+        (
+            r"ronde: rank \d \(pid \d+\) failed with exit code 1",
+            r"AttributeError: module 'numpy' has no attribute ",
+            r"^    /.*/numpy.py hides the installed module 'numpy' from this program: rename it\n",
+        ),
+        beginning="import ronde\nronde.init()\n",
+        shell="echo > numpy.py",
+        marks=VARIATION,
+    ),
+    Failure(
+        "a file that hides a module from the launcher",
+        "",
+        (
+            r"\Aronde: /.*/selectors.py hides Python's module 'selectors' from this program: rename it, or",
+            r" run the command `ronde` instead of `python -m ronde`\n\Z",
+        ),
+        2,
+        shell="echo > selectors.py",
+    ),
+    Failure(
         "a syntax error",
         "for step in range(10) print(step)",
         (r"ronde: rank \d \(pid \d+\) failed with exit code 1", r"script.py\", line 6", r"SyntaxError: "),

@@ -352,7 +352,7 @@ class WorkerOutput:
             errors="backslashreplace"
         ) not in b"\n".join(lines):
             lines += (error.traceback or error.message).encode(errors="backslashreplace").splitlines()
-        return lines
+        return lines + _hint(lines)
 
     def left_traceback(self) -> str:
         """Return the traceback of which the worker has printed only one line; empty if there is none."""
@@ -369,6 +369,17 @@ class WorkerOutput:
             with suppress(OSError):
                 is_full = self._disk.ask(lambda: os.statvfs(self._folder).f_bavail == 0)
         return "does not answer" if self.is_silent else "is full" if is_full else ""
+
+
+def _hint(lines: list[bytes]) -> list[bytes]:
+    """Return a line about a file that hides a module, if that can have caused the error in the last lines."""
+    text = b"\n".join(lines).decode(errors="replace")
+    if "Error: " not in text:
+        return []
+    from ronde.process.hidden_modules import describe_hiding  # only after a failure
+
+    hint = describe_hiding(text)
+    return [hint.encode(errors="backslashreplace")] if hint and hint not in text else []
 
 
 def _of(streams: Mapping[int, Std], local_rank: int) -> int:
