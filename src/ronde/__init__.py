@@ -207,7 +207,7 @@ def _import_room(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, AttributeError) as error:
-        from ronde.process.hidden_modules import describe_hiding
+        from ronde.hidden_modules import describe_hiding
 
         if hint := describe_hiding(f"{error}", next(iter(sys.path), "")):
             error.add_note(hint)

@@ -15,7 +15,7 @@ def main() -> None:
     except (ImportError, AttributeError) as error:
         import traceback
 
-        from ronde.process.hidden_modules import describe_hiding
+        from ronde.hidden_modules import describe_hiding
 
         hint = describe_hiding("".join(traceback.format_exception(error)), os.getcwd())
         if not hint:

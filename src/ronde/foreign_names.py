@@ -1,11 +1,19 @@
-"""Names from other systems and their equivalents in Ronde, for the message of an AttributeError."""
+"""Names from other systems, and from other parts of Ronde, and their equivalents where they are used.
+
+`advice` is for the message of an AttributeError. `other_names` makes a function accept them as keyword arguments.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["advice"]
+__all__ = ["advice", "other_names"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Names of mpi4py, torch.distributed and Horovod as `_plain` gives them. A name that differs from Ronde's only in its
 # spelling (`Allreduce`, `all_reduce`) needs no line here.
@@ -45,3 +53,27 @@ def advice(owner: str, name: str, known: Collection[str]) -> str:
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "")
+
+
+def other_names(**parameters: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator of functions whose parameters have other names elsewhere: `other_names(np="num_proc")`.
+
+    The function keeps its signature and its help, and accepts the other names as keywords, too.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            given: dict[str, Any] = kwargs
+            for other in parameters.keys() & given.keys():
+                name = parameters[other]
+                if name in given:
+                    raise TypeError(
+                        f"{function.__name__}() got both {name} and {other}, which mean the same: leave {other} out"
+                    )
+                given[name] = given.pop(other)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -280,7 +280,7 @@ def _placed(plan: Plan, cluster: Cluster) -> Cluster:
 
 
 def _repeat(
-    rule: CheckpointRule | None, run_once: Callable[[], list[Any]], latest: Callable[[], int]
+    rule: CheckpointRule | None, run_once: Callable[[], list[Any]], latest: Callable[[], int | None]
 ) -> list[Any]:
     """Run the tasks, and again as often as the rule allows if one of them was lost.
 
@@ -351,9 +351,10 @@ def _run_in_threads(plan: Plan, num_tasks: int) -> list[Any]:
         except BaseException:  # such as Ctrl-C
             tasks[0].group.leave()
             raise
-    failed = [task for task in tasks if task.error is not None]
-    for task in sorted(failed, key=lambda task: isinstance(task.error, PeerLostError)):
+    for task in sorted(tasks, key=lambda task: isinstance(task.error, PeerLostError)):
         error = task.error
+        if error is None:
+            continue
         text = exception_text(error)
         # As SystemExit(3), whose text is "3".
         said = str(error) if isinstance(error, Exception) else f"{error!r} in {task.group.activity.place}"

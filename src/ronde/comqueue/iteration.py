@@ -20,6 +20,7 @@ from ronde.comqueue.reductions import reduce_leaves
 from ronde.comqueue.state_types import StateTypes
 from ronde.comqueue.task_group import TaskGroup, ThreadGroup
 from ronde.errors import UsageError
+from ronde.foreign_names import other_names
 from ronde.light_dataclasses import dataclass, replace
 from ronde.types import ReduceOp
 
@@ -271,6 +272,7 @@ class _LastItem(_StepItem):
         return result, output
 
 
+@other_names(cluster="on")
 def iterate(
     step: Callable[[IterationStep], Any],
     *,

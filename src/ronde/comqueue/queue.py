@@ -19,6 +19,7 @@ from ronde.comqueue.functions import (
 )
 from ronde.comqueue.plan import Item, Plan
 from ronde.errors import UsageError
+from ronde.foreign_names import other_names
 from ronde.light_dataclasses import replace
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class ComQueue:
         self._complete = _item_of(function, "what close_with() gets")
         return self
 
+    @other_names(cluster="on")
     def exec(self, on: str | Cluster | None = None) -> list[Any]:
         """Run the queue, and return the results of all tasks by task (without `close_with`: None for each).
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
 from ronde.errors import UsageError
+from ronde.foreign_names import other_names
 from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
 
@@ -22,6 +23,7 @@ __all__ = ["DaskCluster", "default_cluster", "run"]
 R = TypeVar("R")
 
 
+@other_names(np="num_proc", environment="env")
 def run(
     client: Client,
     fn: Callable[..., R],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, TypeVar
 
 from ronde.errors import UsageError
+from ronde.foreign_names import other_names
 from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
 
@@ -21,6 +22,7 @@ R = TypeVar("R")
 LAST_WAIT_S = 20  # for the job's slots to be free again
 
 
+@other_names(np="num_proc", environment="env")
 def run(
     fn: Callable[..., R],
     args: Sequence[Any] = (),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
 from ronde.errors import UsageError, WorkerError
+from ronde.foreign_names import other_names
 from ronde.launch.agent.agent import RunResult, run_agent
 from ronde.launch.calls import CallFiles, load_result, pack_call, worker_error
 from ronde.launch.config import LaunchConfig, WorkerSpec
@@ -36,6 +37,7 @@ INTERRUPTED = 128 + signal.SIGINT
 is_preparing = False  # whether this is a worker that imports the caller's main module
 
 
+@other_names(num_proc="np", env="environment", on="cluster")
 def run(
     fn: Callable[..., R],
     args: Sequence[Any] = (),

@@ -18,11 +18,12 @@ from ronde.core.rendezvous.membership import Failure
 from ronde.errors import UsageError, WorkerError
 from ronde.launch.plan import INDEX_MACRO
 
-__all__ = ["CallFiles", "load_result", "pack_call", "pickler", "worker_error"]
+__all__ = ["CallFiles", "check_arguments", "load_result", "pack_call", "pickler", "worker_error"]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "callable_worker.py")
 _LIKE_THE_CALLER = ("sys_path", "sys_argv", "dir", "orig_dir")
 MAIN = b"__main__"
+MOST_SHOWN = 60  # characters of an invalid argument
 _MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
 
 
@@ -55,6 +56,23 @@ def pickler() -> Any:
     return cloudpickle
 
 
+def check_arguments(function: str, args: object, kwargs: object) -> None:
+    """Raise UsageError unless these are the arguments of a call: several by place, and a dictionary by name."""
+    if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
+        given = _beginning(repr(args))
+        raise UsageError(
+            f"args={given} is invalid: expected a tuple of the arguments of {function}, as ({given},) for one argument"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise UsageError(
+            f"kwargs={_beginning(repr(kwargs))} is invalid: expected a dict of the arguments of {function} by name"
+        )
+
+
+def _beginning(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "..."
+
+
 def pack_call(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, is_same_machine: bool = True
 ) -> bytes:
@@ -65,6 +83,7 @@ def pack_call(
     from multiprocessing.spawn import get_preparation_data  # slow to load, and agents do not need it
 
     name = getattr(fn, "__qualname__", repr(fn))
+    check_arguments(name, args, kwargs)
     pickles = pickler()
     data = get_preparation_data("worker") if is_same_machine else {}
     preparation = {key: data[key] for key in _LIKE_THE_CALLER if key in data}

@@ -118,13 +118,13 @@ class _Hook:
     ) -> None:
         # An interactive prompt survives an exception, a forked child is not the worker, and Ctrl-C is not a failure.
         if not isinstance(error, Exception) or self.pid != os.getpid() or sys.flags.interactive:
-            return self._previous(kind, error, trace)
+            self._previous(kind, error, trace)
+            return
         is_in_file = _write_error(error)
         if self._previous is not sys.__excepthook__ or not _show(error, leaves_traceback=is_in_file):
             self._previous(kind, error, trace)
         if is_in_file is not None:
             _announce("raised")
-        return None
 
 
 def _show(error: Exception, leaves_traceback: bool | None) -> bool:

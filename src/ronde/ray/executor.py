@@ -11,6 +11,8 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 
 from ronde.errors import RondeError, UnsupportedError, UsageError
+from ronde.foreign_names import other_names
+from ronde.launch.calls import check_arguments
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.driver.functions import (
     ELASTIC_RESTARTS,
@@ -126,6 +128,7 @@ class RayExecutor:
             require_encrypted_rpc=require_encrypted_rpc,
         )
 
+    @other_names(np="num_workers", num_proc="num_workers")
     def __init__(
         self,
         settings: RaySettings | None = None,
@@ -165,6 +168,7 @@ class RayExecutor:
         self._environment: dict[str, str] = {}
         self._job: _Job | None = None
 
+    @other_names(env="extra_env_vars", environment="extra_env_vars")
     def start(
         self,
         executable_cls: Callable[..., Any] | None = None,
@@ -224,6 +228,7 @@ class RayExecutor:
         """
         if self.num_workers is None:
             return self._run_elastic(fn, args or (), kwargs or {})
+        check_arguments("fn", args or (), kwargs or {})
         number = self._started().calls.call(WorkerCall(fn, tuple(args or ()), dict(kwargs or {})))
         return self._results(number, range(self.num_workers))
 
@@ -246,6 +251,7 @@ class RayExecutor:
                 the other errors of `run`.)
         """
         calls = self._started().calls
+        check_arguments("fn", args or (), kwargs or {})
         number = calls.call(WorkerCall(fn, tuple(args or ()), dict(kwargs or {})))
         fetch = ray.remote(num_cpus=0, max_retries=0)(fetch_result)
         return [fetch.remote(calls.line, number, rank) for rank in range(self.num_workers or 0)]

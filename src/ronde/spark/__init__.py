@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, TextIO, TypeVar
 
 from ronde.errors import UsageError
+from ronde.foreign_names import other_names
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.driver.functions import (
@@ -49,6 +50,7 @@ _ESTIMATOR = {  # loaded when first used: it needs PyTorch
 R = TypeVar("R")
 
 
+@other_names(np="num_proc", environment="env")
 def run(
     fn: Callable[..., R],
     args: Sequence[Any] = (),
@@ -121,6 +123,7 @@ def run(
     return _run(cluster, fn, args, kwargs, options)
 
 
+@other_names(np="num_proc", environment="env")
 def run_elastic(
     fn: Callable[..., R],
     args: Sequence[Any] = (),

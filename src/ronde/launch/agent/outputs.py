@@ -376,7 +376,7 @@ def _hint(lines: list[bytes]) -> list[bytes]:
     text = b"\n".join(lines).decode(errors="replace")
     if "Error: " not in text:
         return []
-    from ronde.process.hidden_modules import describe_hiding  # only after a failure
+    from ronde.hidden_modules import describe_hiding  # only after a failure
 
     hint = describe_hiding(text)
     return [hint.encode(errors="backslashreplace")] if hint and hint not in text else []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.process.hidden_modules import describe_hiding
+from ronde.hidden_modules import describe_hiding
 
 MESSAGES = {
     "random": "ImportError: cannot import name 'Random' from 'random' ({folder}/random.py)",
