@@ -6,9 +6,38 @@
     world = ronde.world()
     total = world.allreduce(numpy.ones(3) * world.rank)
 
-Start it with `ronde run -n 4 script.py`. This module holds names only; what needs NumPy or the native part is imported
-when it is first used.
+Start it with `ronde run -n 4 script.py`, or `ronde.run(function, np=4)` in a program or notebook. The names of this
+package, by subject; `help(ronde.init)` shows one of them:
+
+    the process    init, shutdown, is_initialized, rank, size, local_rank, local_size, cross_rank, cross_size,
+                   is_homogeneous
+    arrays         allreduce, allgather, broadcast, alltoall, reducescatter: of all ranks, by name, in any order;
+                   allreduce_async, allgather_async, broadcast_async, alltoall_async, reducescatter_async: return a
+                   Handle for synchronize, poll; grouped_allreduce, grouped_allgather, grouped_reducescatter,
+                   grouped_allreduce_async, grouped_allgather_async, grouped_reducescatter_async: several at once;
+                   join, barrier
+    objects        broadcast_object, allgather_object
+    reductions     Sum, Average, Min, Max, Product, Adasum, BitAnd, BitOr, BitXor (a ReduceOp each)
+    communicator   world() returns the Communicator of all ranks: blocking operations in program order, and send, recv,
+                   split, empty (symmetric memory)
+    some ranks     ProcessSet, add_process_set, remove_process_set, global_process_set, get_process_set_ids_and_ranks
+    programs       run, record, Checkpoints
+    what happens   stragglers, start_timeline, stop_timeline
+    errors         RondeError; UsageError, NotInitializedError, UnsupportedError; MismatchError; PeerError,
+                   PeerLostError, AbortedError, TimeoutError, RemoteError, WorkerError; StaleRoundError; ProtocolError,
+                   AuthenticationError, VersionError
+
+Packages for programs:
+
+    ronde.torch      PyTorch, with the names of horovod.torch: DistributedOptimizer, ...
+    ronde.comqueue   iterate: a step function in several tasks, again and again
+    ronde.ml         estimators with scikit-learn's interface
+    ronde.spark, ronde.ray, ronde.dask, ronde.flink    functions and estimators on a cluster
+    ronde.parquet    training from Parquet files
+    ronde.testing    real ranks, hosts and faults, for tests
 """
+
+# This module holds names only; what needs NumPy or the native part is imported when it is first used.
 
 from __future__ import annotations
 

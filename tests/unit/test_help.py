@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
+import pydoc
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,3 +269,18 @@ def test_a_docstring_replaces_what_is_shared() -> None:
     assert "    x: special." in doc
     assert "x: shared" not in doc
     assert "    ValueError: never." in doc
+
+
+def test_the_help_of_the_package_begins_with_all_its_names() -> None:
+    shown = pydoc.render_doc(ronde, renderer=pydoc.plaintext)
+    beginning = shown[: shown.index("PACKAGE CONTENTS")]
+    assert len(beginning.splitlines()) < 60
+    words = set(re.findall(r"[\w.]+", beginning))
+    assert set(ronde.__all__) - words == set()
+    packages = {word for word in words if word.startswith("ronde.")} - {
+        "ronde.init",
+        "ronde.world",
+        "ronde.run",
+    }
+    for package in packages:
+        assert importlib.util.find_spec(package), package
