@@ -27,12 +27,16 @@ LONGEST_NAME = 200  # bytes: a file name may have 255, and Ronde adds to the job
 
 
 class ValueKind(NamedTuple):
-    """A sort of value: `right` says what is expected, `check` whether a parsed or given value is valid."""
+    """A sort of value: `right` says what is expected, `check` whether a parsed or given value is valid.
+
+    `choices`: all valid texts, if they are few words.
+    """
 
     right: str
     parse: Callable[[str], Any] = str
     check: Callable[[Any], bool] = lambda value: True
     unit: str = ""
+    choices: tuple[str, ...] = ()
 
     def read(self, text: str, shown: str) -> Any:
         """Return the value of a text. Raises UsageError, which begins with `shown`: the text and where it stands."""
@@ -202,7 +206,8 @@ OFF_OR_ALWAYS = ValueKind("1 or 0", lambda text: 0 if _flag(text) else size("2Gi
 def one_of(*choices: str, instead: str = "") -> ValueKind:
     """One of these words, in any case; `instead` says what to use if none of them will do."""
     words = " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
-    return ValueKind(f"{words}; {instead}" if instead else words, str.lower, lambda value: value in choices)
+    right = f"{words}; {instead}" if instead else words
+    return ValueKind(right, str.lower, lambda value: value in choices, choices=choices)
 
 
 PROTECTION = one_of("messages", "payload", "secret")

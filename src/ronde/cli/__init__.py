@@ -16,18 +16,19 @@ __all__ = ["command", "main", "show", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
 MONITORING_TOOLS = 6  # the identifiers that sys.monitoring has
-VERBS = ("run", "store", "trace", "bench", "doctor")  # each is a module, loaded on demand
+VERBS = ("run", "store", "trace", "bench", "doctor", "completion")  # each is a module, loaded on demand
 
 HELP = """\
 usage: ronde run -n N [options] script.py [arguments]
 
-  ronde run        start a program in several processes (see ronde run --help)
-  ronde store      serve a store in which the nodes of a job meet (see ronde store --help)
-  ronde trace      merge the timelines of several ranks (see ronde trace --help)
-  ronde bench      compare collectives with what the machine allows (see ronde bench --help)
-  ronde doctor     check this machine for what slows ranks down (see ronde doctor --help)
-  ronde --version  print the version
-  ronde --help     print this help
+  ronde run         start a program in several processes (see ronde run --help)
+  ronde store       serve a store in which the nodes of a job meet (see ronde store --help)
+  ronde trace       merge the timelines of several ranks (see ronde trace --help)
+  ronde bench       compare collectives with what the machine allows (see ronde bench --help)
+  ronde doctor      check this machine for what slows ranks down (see ronde doctor --help)
+  ronde completion  print a script for the completion in shells (see ronde completion --help)
+  ronde --version   print the version
+  ronde --help      print this help
 """
 
 
