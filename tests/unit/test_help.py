@@ -272,7 +272,7 @@ def test_a_docstring_replaces_what_is_shared() -> None:
 
 
 def test_the_help_of_the_package_begins_with_all_its_names() -> None:
-    shown = pydoc.render_doc(ronde, renderer=pydoc.plaintext)
+    shown = pydoc.plain(pydoc.render_doc(ronde))
     beginning = shown[: shown.index("PACKAGE CONTENTS")]
     assert len(beginning.splitlines()) < 60
     words = set(re.findall(r"[\w.]+", beginning))
