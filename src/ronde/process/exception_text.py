@@ -1,8 +1,8 @@
 """The text of an exception, as a worker prints it and reports show it.
 
 1. An error of Ronde says in its message what is wrong, so the frames inside Ronde below the caller's line are left out.
-   All other exceptions keep all frames, because one that is raised inside Ronde by mistake is found by them. The log
-   level `debug` keeps them always.
+   All other exceptions keep theirs, because one that is raised inside Ronde by mistake is found by them. Where Ronde
+   calls the user's function, the frames before it are left out. The log level `debug` keeps all.
 2. Its length is bounded: a long message, or a long line of source, loses its middle.
 3. Leaving a debugger by `q` is no mistake of the program, so one sentence replaces the traceback.
 """
@@ -88,12 +88,14 @@ def shows_all_frames() -> bool:
 
 
 def _leave_out_inner_frames(described: traceback.TracebackException, error: BaseException) -> None:
-    """Remove frames inside Ronde at the end of the traceback of an error of Ronde, and of those that led to it."""
+    """Remove the frames that rule 1 leaves out, of the exception and of those that led to it."""
     while True:
-        frames = described.stack
-        if isinstance(error, RondeError) and any(not _is_ours(frame) for frame in frames):
-            while _is_ours(frames[-1]):
-                frames.pop()
+        frames, is_ours = described.stack, isinstance(error, RondeError)
+        users = [number for number, frame in enumerate(frames) if not _is_ours(frame)]
+        if users:
+            frames[:] = frames[users[0] : users[-1] + 1 if is_ours else None]
+        elif is_ours:
+            del frames[:-1]
         cause = error.__cause__
         if cause is not None and described.__cause__ is not None:
             described, error = described.__cause__, cause

@@ -13,6 +13,7 @@ import pytest
 from ronde.errors import UsageError
 from ronde.process.error_file import read_error_file, write_error_file
 from ronde.process.exception_text import exception_text, headline, shortened
+from ronde.process.record_errors import record
 from ronde.settings import resolve
 
 
@@ -51,6 +52,30 @@ def test_so_do_those_of_an_error_that_led_to_another_one() -> None:
 def test_a_mistake_inside_ronde_keeps_its_frames() -> None:
     text = exception_text(raised_by(lambda: resolve(3)))  # type: ignore[arg-type]
     assert "ronde/settings.py" in text
+
+
+def test_frames_before_those_of_a_function_that_ronde_calls_are_left_out() -> None:
+    @record
+    def train() -> None:
+        raise ValueError("no such column")
+
+    error = raised_by(train)
+    error.__traceback__ = (
+        error.__traceback__ and error.__traceback__.tb_next
+    )  # as in a worker, which begins in Ronde
+    text = exception_text(error)
+    assert "record_errors.py" not in text
+    assert ", in train\n" in text
+
+
+def test_an_error_that_no_user_called_has_its_place() -> None:
+    error = raised_by(set_wrongly)
+    error.__traceback__ = (
+        error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
+    )
+    lines = exception_text(error).splitlines()
+    assert [line for line in lines if line.lstrip().startswith("File ")] == [lines[1]]
+    assert "/ronde/" in lines[1]
 
 
 @pytest.fixture
