@@ -35,23 +35,23 @@ struct Position {
 
 class Sealer {
  public:
-  Sealer(const AeadKey& key, bool conceals) : key_(key), conceals_(conceals) {}
+  Sealer(const AeadKey& key, bool conceals) : cipher_(key), conceals_(conceals) {}
 
   // Whether messages are encrypted.
   bool conceals() const { return conceals_; }
 
   // Returns the tag of a message, whose first `clear_bytes` always stay readable. If conceals(), encrypts the rest into
   // `sealed`, which may be the same memory; otherwise leaves `sealed` alone.
-  Tag seal(Position position, std::span<const std::byte> message, size_t clear_bytes, std::byte* sealed) const {
+  Tag seal(Position position, std::span<const std::byte> message, size_t clear_bytes, std::byte* sealed) {
     const size_t clear = conceals_ ? clear_bytes : message.size();
-    return aead_seal(key_, nonce(position), message.first(clear), message.subspan(clear), sealed);
+    return cipher_.seal(nonce(position), message.first(clear), message.subspan(clear), sealed);
   }
 
-  // Turns a received message back into the one that was sealed. Returns false and changes nothing if the tag does not
-  // match.
-  bool open(Position position, std::span<std::byte> message, size_t clear_bytes, const Tag& tag) const {
+  // Turns a received message back into the one that was sealed. Returns false if the tag does not match; the encrypted
+  // part is then lost (Aead::open).
+  bool open(Position position, std::span<std::byte> message, size_t clear_bytes, const Tag& tag) {
     const size_t clear = conceals_ ? clear_bytes : message.size();
-    return aead_open(key_, nonce(position), message.first(clear), message.subspan(clear), tag);
+    return cipher_.open(nonce(position), message.first(clear), message.subspan(clear), tag);
   }
 
  private:
@@ -63,7 +63,7 @@ class Sealer {
     return nonce;
   }
 
-  AeadKey key_;
+  Aead cipher_;
   bool conceals_;
 };
 
