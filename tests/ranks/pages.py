@@ -1,8 +1,10 @@
 """The programs in the pages: what stands in blocks of `python`.
 
-1. A block that imports Ronde begins a program. A block that does not continues the program above it on the page.
+1. A block begins a program. It continues the program above it on the page if its first line says so:
+   `# continues train.py`.
 2. A program may begin with a comment that says how to start it: `# train.py: ronde run -n 3 train.py`. It is started
    so, and any other one with one rank and with two.
+3. A reader tries the programs of a page one after the other in the same folder, so one must not disturb the next.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -24,6 +27,14 @@ NEEDS = ("spark", "ray", "dask", "flink", "torch")  # tests/clusters runs those 
 COMMANDS = {"ronde": (sys.executable, "-m", "ronde"), "python": (sys.executable,)}
 
 
+class Run(NamedTuple):
+    """A program, the command line that starts it, and the package of `NEEDS` that it imports, else ""."""
+
+    program: str
+    command: str
+    need: str
+
+
 def blocks(page: str, *languages: str) -> list[str]:
     """Return the blocks of a page in one of the languages."""
     found = re.findall(r"^```(\S*)\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
@@ -32,28 +43,46 @@ def blocks(page: str, *languages: str) -> list[str]:
 
 def programs(need: str = "") -> list[object]:
     """Return program and command line for each run of each program that imports this package of `NEEDS`, or none."""
-    found: list[object] = []
-    for page in PAGES:
-        texts: list[str] = []
-        for block in blocks(page, "python"):
-            if not texts or re.search(r"^(import|from) ronde\b", block, re.MULTILINE):
-                texts.append(block)
-            else:
-                texts[-1] += block
-        for text in texts:
-            if need == need_of(text):
-                marks = [] if page == "README.md" else [pytest.mark.slow]
-                found += [
-                    pytest.param(text, command, id=f"{page}: {command}", marks=marks)
-                    for command in _commands(text)
-                ]
-    return found
+    return [
+        pytest.param(*run, id=f"{page}: {run.command}", marks=_marks(page))
+        for page in PAGES
+        for run in runs(page)
+        if run.need == need
+    ]
+
+
+def pages(need: str = "") -> list[object]:
+    """Return page and runs for each page: its programs, in order, that import this package or none of `NEEDS`.
+
+    Pages without a program that imports this package are left out.
+    """
+    return [
+        pytest.param(page, [run for run in runs(page) if run.need in ("", need)], id=page, marks=_marks(page))
+        for page in PAGES
+        if any(run.need == need for run in runs(page))
+    ]
+
+
+def runs(page: str) -> list[Run]:
+    """Return each run of each program of a page, in order."""
+    texts: list[str] = []
+    for block in blocks(page, "python"):
+        if re.match(r"# continues \S+\.py\b", block):
+            texts[-1] += block
+        else:
+            texts.append(block)
+    return [Run(text, command, need_of(text)) for text in texts for command in _commands(text)]
 
 
 def need_of(program: str) -> str:
     """Return the first package of `NEEDS` that the program imports, directly or by Ronde, else ""."""
     imported = re.findall(r"^(?:import|from) (.+)", program, re.MULTILINE)
     return next((need for need in NEEDS if re.search(rf"\b(py)?{need}\b", " ".join(imported))), "")
+
+
+def run_programs(planned: list[Run], folder: Path) -> list[str]:
+    """Run the programs one after the other in the folder, as a reader of the page does, and return their outputs."""
+    return [run_program(run.program, run.command, folder) for run in planned]
 
 
 def run_program(program: str, command: str, folder: Path) -> str:
@@ -65,6 +94,10 @@ def run_program(program: str, command: str, folder: Path) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stdout or "print(" not in program
     return done.stdout
+
+
+def _marks(page: str) -> list[pytest.MarkDecorator]:
+    return [] if page == "README.md" else [pytest.mark.slow]
 
 
 def _commands(program: str) -> list[str]:

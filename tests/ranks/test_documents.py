@@ -10,20 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.ranks.pages import PAGES, ROOT, blocks, programs, run_program
+from tests.ranks.pages import PAGES, ROOT, Run, blocks, pages, run_programs
 
 from ronde import cli
 
 
-@pytest.mark.parametrize(("program", "command"), programs())
-def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
-    if "cluster=" in program:
+@pytest.mark.parametrize(("page", "planned"), pages())
+def test_programs_of_a_page_run_in_its_order(page: str, planned: list[Run], tmp_path: Path) -> None:
+    text = "".join(run.program for run in planned)
+    if "cluster=" in text:
         pytest.importorskip("cloudpickle")  # sends a function of the program to other processes
-    if "pyarrow" in program:
+    if "pyarrow" in text:
         pytest.importorskip("pyarrow")
-    if "ronde.ml" in program or "sklearn" in program:
+    if "ronde.ml" in text or "sklearn" in text:
         pytest.importorskip("sklearn")
-    run_program(program, command, tmp_path)
+    run_programs(planned, tmp_path)
 
 
 def command_lines() -> Iterator[object]:

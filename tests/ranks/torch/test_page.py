@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ranks.pages import PAGES, programs, run_program
+from tests.ranks.pages import PAGES, Run, pages, run_programs
 
 pytest.importorskip("torch")
 hvd: Any = pytest.importorskip("ronde.torch")
@@ -17,14 +17,14 @@ TRAINS = "the loss after 100 steps"
 
 
 @pytest.mark.slow  # each rank imports torch anew
-@pytest.mark.parametrize(("program", "command"), programs("torch"))
-def test_programs_run(program: str, command: str, tmp_path: Path) -> None:
-    output = run_program(program, command, tmp_path)
-    if TRAINS in program:
-        (ranks,) = re.findall(r"-n (\d+)", command)
-        found = re.search(rf"{TRAINS}, as a mean over {ranks} ranks: (\S+)", output)
-        assert found is not None, output
-        assert float(found[1]) < 1e-2
+@pytest.mark.parametrize(("page", "planned"), pages("torch"))
+def test_programs_of_a_page_run_in_its_order(page: str, planned: list[Run], tmp_path: Path) -> None:
+    for run, output in zip(planned, run_programs(planned, tmp_path)):
+        if TRAINS in run.program:
+            (ranks,) = re.findall(r"-n (\d+)", run.command)
+            found = re.search(rf"{TRAINS}, as a mean over {ranks} ranks: (\S+)", output)
+            assert found is not None, output
+            assert float(found[1]) < 1e-2
 
 
 def test_two_pages_train() -> None:
