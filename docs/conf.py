@@ -2,6 +2,7 @@
 
 1. A page is plain Markdown, so that it also reads well where there is no site. Only docs/api/ needs one.
 2. The lists of links in the pages of `LISTS` are the table of contents. A page that is in none of them is a warning.
+   ARCHITECTURE.md and CONTRIBUTING.md are pages of the site, too (`FROM_ROOT`).
 3. A docstring is plain text, made for `help`: `Args:` and `Raises:` with a list, and examples that are indented.
 """
 
@@ -13,16 +14,18 @@ import re
 from sphinx.application import Sphinx
 
 LISTS = {"index", "tutorials", "how-to", "reference", "explanation", "api/index"}
+FROM_ROOT = {"ARCHITECTURE": "architecture", "CONTRIBUTING": "contributing"}
 
 project = "Ronde"
 author = "The Ronde developers"
 release = importlib.metadata.version("ronde")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # a page may begin a table's section one level lower than its neighbours
 default_role = "code"
 smartquotes = False
+highlight_language = "none"  # of blocks that name no language: commands and output
 
 autodoc_member_order = "bysource"
 autodoc_mock_imports = [
@@ -50,10 +53,14 @@ html_theme_options = {
 }
 html_sidebars: dict[str, list[str]] = {"index": []}
 html_show_sourcelink = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """Make a table of contents of the pages that a list of links names; name the pages that are not in the site."""
+    for file, name in FROM_ROOT.items():
+        source[0] = source[0].replace(f"](../{file}.md)", f"]({name}.md)")
     source[0] = re.sub(r"\[([^\]]+)\]\(\.\./[A-Z]+\.md\)", r"`\1`", source[0])
     if page in LISTS:
         names = re.findall(r"^- \[[^\]]*\]\(([\w/-]+)\.md\)", source[0], re.MULTILINE)
