@@ -24,6 +24,7 @@ PAGES = {
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 }
 NEEDS = ("spark", "ray", "dask", "flink", "torch")  # tests/clusters runs those that need an engine
+BY_HAND = ("docs/debugging.md",)  # tests/ranks/launcher/test_debuggers.py is the user at the debugger
 COMMANDS = {"ronde": (sys.executable, "-m", "ronde"), "python": (sys.executable,)}
 
 
@@ -45,7 +46,7 @@ def programs(need: str = "") -> list[object]:
     """Return program and command line for each run of each program that imports this package of `NEEDS`, or none."""
     return [
         pytest.param(*run, id=f"{page}: {run.command}", marks=_marks(page))
-        for page in PAGES
+        for page in _started_alone()
         for run in runs(page)
         if run.need == need
     ]
@@ -58,7 +59,7 @@ def pages(need: str = "") -> list[object]:
     """
     return [
         pytest.param(page, [run for run in runs(page) if run.need in ("", need)], id=page, marks=_marks(page))
-        for page in PAGES
+        for page in _started_alone()
         if any(run.need == need for run in runs(page))
     ]
 
@@ -94,6 +95,10 @@ def run_program(program: str, command: str, folder: Path) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stdout or "print(" not in program
     return done.stdout
+
+
+def _started_alone() -> list[str]:
+    return [page for page in PAGES if page not in BY_HAND]
 
 
 def _marks(page: str) -> list[pytest.MarkDecorator]:
