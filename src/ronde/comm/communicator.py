@@ -29,6 +29,7 @@ from ronde.comm.arrays import ArrayT, Number, Operand, late_target, operand, tar
 from ronde.comm.communicator_help import complete_help_of_communicator
 from ronde.comm.shared_memory import share_segment
 from ronde.comm.stalls import StallWatch
+from ronde.core.group_lists import ListNote, contradiction_of, note_of
 from ronde.core.splits import check_has_rows, even_split, row_counts
 from ronde.core.stall_report import CALLS
 from ronde.errors import MismatchError, RondeError, UsageError
@@ -341,10 +342,7 @@ class Communicator:
         """Return a new communicator of the ranks with the same `color`, ordered by `key`, then by rank."""
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise UsageError(f"a color must be None or a whole number >= 0, not {color!r}")
-        mine = np.array([[-1 if color is None else color, key]] * self.size, np.int64)
-        everyone = np.empty_like(mine)  # all-to-all, because that carries tags
-        sizes = [mine.itemsize * mine.shape[1]] * self.size
-        self._native.alltoall_as(mine, sizes, everyone, sizes, DType.int64, mine.shape, sealed=True)
+        everyone = self._exchange_words([-1 if color is None else color, key])
         self._splits_made += 1
         if color is None:
             return None
@@ -352,14 +350,28 @@ class Communicator:
         ranks.sort(key=lambda rank: (everyone[rank][1], rank))
         return self._child(ranks)
 
-    def group(self, ranks: Iterable[int]) -> Communicator | None:
-        """Return a communicator of these ranks, in this order; None on the others."""
+    def group(self, ranks: Iterable[int], *, disjoint: bool = False) -> Communicator | None:
+        """Return a communicator of these ranks, in this order; None on the others.
+
+        All ranks pass the same list. With `disjoint=True` each rank passes the list of its own group, or an empty one,
+        so one call makes several groups:
+
+            pair = world.group([0, 3] if world.rank in (0, 3) else [1, 2], disjoint=True)
+        """
         members = [operator.index(rank) for rank in ranks]
         if len(set(members)) != len(members) or not all(0 <= rank < self.size for rank in members):
             raise UsageError(f"ranks must be distinct numbers from 0 to {self.size - 1}, not {members}")
-        if self.rank in members:
-            return self.split(0, members.index(self.rank))
-        return self.split(None)
+        if disjoint and members and self.rank not in members:
+            raise UsageError(
+                f"with disjoint=True each rank lists its own group, but rank {self.rank} lists {members}; a rank "
+                "without a group passes []"
+            )
+        notes = [ListNote(*words) for words in self._exchange_words(note_of(members, disjoint))]
+        contradiction = contradiction_of(notes, lambda rank: self._list_of(rank, notes[rank].length, members))
+        if contradiction is not None:
+            raise MismatchError(contradiction)
+        self._splits_made += 1
+        return self._child(members) if self.rank in members else None
 
     def duplicate(self) -> Communicator:
         """Return another communicator of the same ranks, with a separate order of calls.
@@ -435,6 +447,21 @@ class Communicator:
         self._native.shutdown()
 
     # Private
+
+    def _exchange_words(self, words: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of all ranks, which pass equally many, by rank. All ranks call it."""
+        mine = np.array([words] * self.size, np.int64)
+        everyone = np.empty_like(mine)  # all-to-all, because that carries tags
+        sizes = [mine.itemsize * mine.shape[1]] * self.size
+        self._native.alltoall_as(mine, sizes, everyone, sizes, DType.int64, mine.shape, sealed=True)
+        return everyone.tolist()  # type: ignore[no-any-return]
+
+    def _list_of(self, rank: int, length: int, mine: Sequence[int]) -> list[int]:
+        """Return the list of this length that rank `rank` passes as `mine`. All ranks call it."""
+        told = np.array(mine if rank == self.rank else [0] * length, np.int64)
+        if length:
+            self._broadcast_sealed(told.view(np.uint8), rank)
+        return told.tolist()  # type: ignore[no-any-return]
 
     def _child(self, ranks: list[int], is_twin: bool = False) -> Communicator:
         child = self._connect(self, ranks, self._splits_made, is_twin, self._deadline_ns)

@@ -27,7 +27,8 @@ _PARAMETERS = {
     "tag": "a number from 0 to 2**31 - 1, the same in `send` and `recv` (default: 0).",
     "color": "a whole number >= 0, or None for a rank that takes part in no new communicator.",
     "key": "the order of the ranks in the new communicator (default: 0, the order of this one).",
-    "ranks": "different ranks of this communicator, the same list on all ranks.",
+    "ranks": "different ranks of this communicator: the same list on all ranks or, with `disjoint`, on all members.",
+    "disjoint": "whether each rank lists the group that it belongs to (default: False).",
     "shape": "a length, or lengths of all axes, the same on all ranks.",
     "dtype": "any NumPy dtype (default: float32).",
 }

@@ -62,6 +62,70 @@ def groups() -> None:
     ronde.shutdown()
 
 
+def contradicting_groups() -> None:
+    """Every rank gets the error, which names two lists and their ranks; then the next call works."""
+    ronde.init()
+    world: Any = ronde.world()
+    outer = world.rank in (0, 3)
+    wrong: list[tuple[Any, bool, str]] = [
+        (
+            [0, 3] if outer else [1, 2],
+            False,
+            r"rank 0 called group\(\[0, 3\]\), but rank 1 called group\(\[1, 2\]\)",
+        ),
+        (
+            [1, 0] if world.rank == 2 else [0, 1],
+            False,
+            r"rank 0 .*\(\[0, 1\]\), but rank 2 called group\(\[1, 0\]\)",
+        ),
+        (
+            [] if world.rank == 3 else [3],
+            False,
+            r"rank 0 called group\(\[3\]\), but rank 3 called group\(\[\]\)",
+        ),
+        ([world.rank], world.rank > 1, r"\(\[0\]\), but rank 1 called group\(\[1\]\).* with disjoint=True$"),
+        (
+            range(4),
+            world.rank == 3,
+            r"\[0, 1, 2, 3\]\), but rank 3 called group\(\[0, 1, 2, 3\], disjoint=True\)",
+        ),
+        (
+            [2, 3] if world.rank == 3 else [0, 1, 2] if world.rank < 2 else [2],
+            True,
+            r"rank 0 called group\(\[0, 1, 2\], disjoint=True\), but rank 2 called group\(\[2\], disjoint=True\)",
+        ),
+        (
+            [1, 2] if world.rank == 2 else [],
+            True,
+            r"rank 2 called group\(\[1, 2\], .*, but rank 1 called group\(\[\]",
+        ),
+    ]
+    for listed, disjoint, error in wrong:
+        with pytest.raises(ronde.MismatchError, match=error):
+            world.group(listed, disjoint=disjoint)
+        assert members(world.group(range(4))) == [0, 1, 2, 3]
+    ronde.shutdown()
+
+
+def disjoint_groups() -> None:
+    ronde.init()
+    world: Any = ronde.world()
+    mine = [3, 0] if world.rank in (0, 3) else [1, 2]
+    assert members(world.group(mine, disjoint=True)) == mine
+    assert members(world.group([world.rank], disjoint=True)) == [world.rank]
+    some = world.group([2, 1] if world.rank in (1, 2) else [], disjoint=True)
+    if world.rank in (1, 2):
+        assert members(some) == [2, 1]
+    else:
+        assert some is None
+    other = (world.rank + 1) % world.size
+    with pytest.raises(
+        ronde.UsageError, match=rf"rank {world.rank} lists \[{other}\]; a rank without a group passes \[\]"
+    ):
+        world.group([other], disjoint=True)
+    ronde.shutdown()
+
+
 def nested() -> None:
     """Halves of halves, which work at their own pace, and all of them interleaved."""
     ronde.init()
@@ -134,7 +198,16 @@ def local_shutdown() -> None:
         grandchild.barrier()
 
 
-PROGRAMS = [splits, groups, nested, symmetric_memory, threads, local_shutdown]
+PROGRAMS = [
+    splits,
+    groups,
+    contradicting_groups,
+    disjoint_groups,
+    nested,
+    symmetric_memory,
+    threads,
+    local_shutdown,
+]
 
 
 @pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
