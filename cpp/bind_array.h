@@ -34,7 +34,7 @@ class Array {
 
   // Returns false if neither protocol exports `object` as a contiguous array in main memory.
   bool load(nb::handle object, bool writable) {
-    if (PyObject_CheckBuffer(object.ptr())) return load_buffer(object, writable);
+    if (PyObject_CheckBuffer(object.ptr())) return !may_be_masked(object) && load_buffer(object, writable);
     // nanobind also exports a tensor that PyTorch refuses to export because its values are not those in memory.
     return !is_conj_or_neg(object) && load_dlpack(object, writable);
   }

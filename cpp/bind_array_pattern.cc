@@ -58,6 +58,13 @@ bool can_be_result(nb::handle object) {
          is_instance(object, imported_class("torch", "Tensor", tensor));
 }
 
+bool may_be_masked(nb::handle object) {
+  // Masked arrays are a subclass of NumPy's array, which has no base. So all common types end here.
+  PyTypeObject* const type = Py_TYPE(object.ptr());
+  if (PyType_GetSlot(type, Py_tp_base) == &PyBaseObject_Type) return false;
+  return PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "mask") != 0;
+}
+
 bool is_conj_or_neg(nb::handle object) { return says(object, names().is_conj) || says(object, names().is_neg); }
 
 ArrayPattern::ArrayPattern(nb::handle example, std::vector<int64_t> shape)

@@ -19,6 +19,8 @@ namespace ronde {
 
 // Returns whether the object is a tensor whose values are its memory's conjugated or negated (`x.conj()`).
 bool is_conj_or_neg(nb::handle object);
+// Returns whether the object may be a masked array of NumPy, which offers its memory without the mask.
+bool may_be_masked(nb::handle object);
 // Returns whether the object is a NumPy array or a tensor: only these may receive results.
 bool can_be_result(nb::handle object);
 

@@ -28,6 +28,7 @@ __all__ = [
     "Operand",
     "ResultT",
     "Target",
+    "check_not_masked",
     "copy",
     "late_target",
     "like",
@@ -217,8 +218,21 @@ def _is_contiguous(x: Any) -> bool:
     return bool(x.is_contiguous() and not x.is_conj() and not x.is_neg())
 
 
+def check_not_masked(x: Any, name: str = "the array") -> None:
+    """Raise UsageError if `x` is a masked array of NumPy: the operation would use the values under its mask.
+
+    `name`: what `x` is for the caller, for the error.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise UsageError(
+            f"{name} is a masked array, whose mask would have no effect: pass x.filled(value) with a value for the "
+            "masked elements, or x.data and x.mask as two arrays"
+        )
+
+
 def _as_numpy(x: Any) -> np.ndarray[Any, Any]:
     if isinstance(x, np.ndarray):
+        check_not_masked(x)
         return x
     if isinstance(x, np.generic | int | float | complex):
         return np.asarray(x)

@@ -353,8 +353,8 @@ class Communicator:
     def group(self, ranks: Iterable[int], *, disjoint: bool = False) -> Communicator | None:
         """Return a communicator of these ranks, in this order; None on the others.
 
-        All ranks pass the same list. With `disjoint=True` each rank passes the list of its own group, or an empty one,
-        so one call makes several groups:
+        All ranks pass the same list. With `disjoint=True` one call makes several groups: each rank lists the members of
+        the one that it belongs to, or none.
 
             pair = world.group([0, 3] if world.rank in (0, 3) else [1, 2], disjoint=True)
         """

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ronde.comm.arrays import check_not_masked
 from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.cluster_rows import FlinkRows, SparkRows
 from ronde.comqueue.columns import ColumnSelection, ColumnsOption
@@ -148,6 +149,7 @@ def _made_up_names(source: Any, fields: Sequence[Any]) -> list[str]:
 
 
 def _array_rows(source: Any) -> ArrayRows:
+    check_not_masked(source, "the source")
     rows = source.tocsr() if hasattr(source, "tocsr") else np.asarray(source)
     if not rows.ndim or rows.dtype.kind not in "biufc":
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from ronde.comm.arrays import check_not_masked
 from ronde.comqueue import LocatedRows, RowSource, read
 from ronde.comqueue.read import is_flink_table
 
@@ -20,6 +21,8 @@ def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
     The part X has all columns of numbers that are not named; of a Spark data frame or a Flink table all
     columns that are not. Raises UsageError as `read` does, and ValueError.
     """
+    for name, value in {"X": X, **others}.items():
+        check_not_masked(value, name)
     names = {name: value for name, value in others.items() if isinstance(value, str)}
     columns = _columns_on_cluster(X)
     if not names and not isinstance(X, (str, os.PathLike)) and not columns:
@@ -50,6 +53,7 @@ def is_on_cluster(X: Any) -> bool:
 
 def check_in_memory(X: Any, method: str, remedy: str) -> None:
     """Raise ValueError if X is not in the memory of this process. `method`: what needs it; `remedy`: what to do."""
+    check_not_masked(X, "X")
     if hasattr(X, "mapInArrow"):
         raise ValueError(
             f"{method} needs rows in memory, and those of a Spark data frame are on the cluster: predict there, by "

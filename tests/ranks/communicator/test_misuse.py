@@ -26,6 +26,7 @@ X46, X64 = np.ones((4, 6), np.float32), np.ones((6, 4), np.float32)
 ROWS23, ROWS32 = np.ones((12, 2, 3), np.float32), np.ones((12, 3, 2), np.float32)
 READ_ONLY = np.ones(6, np.float32)
 READ_ONLY.flags.writeable = False
+MASKED = np.ma.masked_array(X, [True] + [False] * 5)
 
 # What a rank calls, and what it is told.
 REFUSED: list[tuple[Call, str]] = [
@@ -48,6 +49,18 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda w: w.allreduce(np.zeros(3, [("a", "f4")])), "is not supported; convert it to bool"),
     (lambda w: w.allreduce(np.ones(6, ">f4")), "the other byte order .*astype"),
     (lambda w: w.allgather(np.ones(6, ">i8")), "the other byte order .*astype"),
+    (lambda w: w.allreduce(MASKED), r"the array is a masked array, whose mask .*: pass x.filled\(value\)"),
+    (lambda w: w.allreduce(MASKED, out=X.copy()), "is a masked array"),
+    (lambda w: w.allreduce(X, out=MASKED), "is a masked array"),
+    (lambda w: w.broadcast(MASKED, out=MASKED), "is a masked array"),
+    (lambda w: w.allgather(MASKED), "is a masked array"),
+    (lambda w: w.reducescatter(MASKED, out=np.ones(3, np.float32)), "is a masked array"),
+    (lambda w: w.reduce(MASKED, 1), "is a masked array"),
+    (lambda w: w.gather(MASKED, 1), "is a masked array"),
+    (lambda w: w.scatter(MASKED, 1), "is a masked array"),
+    (lambda w: w.alltoall(MASKED), "is a masked array"),
+    (lambda w: w.send(MASKED, 0), "is a masked array"),
+    (lambda w: w.recv(MASKED, 0), "is a masked array"),
     (lambda w: w.allreduce(X, out=np.ones(6)), "out holds float64 values, the (result|input) float32"),
     (
         lambda w: w.allreduce(X, out=np.ones(7, np.float32)),

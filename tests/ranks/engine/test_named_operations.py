@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -379,6 +380,34 @@ def pass_odd_values() -> str:
         ronde.allreduce(x, name="scaled", prescale_factor="much")  # type: ignore[call-overload]
     ronde.shutdown()
     return "done"
+
+
+def pass_masked_arrays() -> str:
+    """The engine refuses a masked array under a new name, and where it repeats the last call of a name."""
+    ronde.init()
+    x = np.ones(4, np.float32)
+    masked = np.ma.masked_array(x, [True, False, False, False])
+    calls: list[Callable[[Any], Any]] = [
+        lambda each: ronde.allreduce(each, "a"),
+        lambda each: ronde.allreduce(x, "b", out=each),
+        lambda each: ronde.grouped_allreduce([x, each], "c"),
+        lambda each: ronde.allgather(each, "d"),
+        lambda each: ronde.broadcast(each, name="e"),
+        lambda each: ronde.alltoall(each, name="f"),
+        lambda each: ronde.reducescatter(each, "g"),
+    ]
+    for _ in range(3):
+        for call in calls:
+            if ronde.rank() == 0:
+                with pytest.raises(UsageError, match="is a masked array"):
+                    call(masked)
+            call(x.copy())
+    ronde.shutdown()
+    return "done"
+
+
+def test_masked_arrays_are_refused() -> None:
+    assert ranks.run(pass_masked_arrays, 2) == ["done"] * 2
 
 
 def test_numbers_of_any_type_and_names_that_are_none() -> None:

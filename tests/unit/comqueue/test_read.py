@@ -234,6 +234,11 @@ def test_sparse_matrices() -> None:
         (3, None, "the source of type int has no rows of numbers: expected a path, a table, or an array"),
         (["a", 3.5], None, "the source of type list has no rows"),
         (np.zeros((0, 2)), None, "the source of type ndarray has no rows"),
+        (
+            np.ma.masked_array([1.0], [True]),
+            None,
+            "the source is a masked array, whose mask would have no effect",
+        ),
         (np.zeros(3), "a", "columns='a' needs names"),
         (TABLE.slice(0, 0), None, "the table of type Table has no rows"),
         (TABLE, "b", r"the table of type Table lacks the columns \['b'\]"),

@@ -162,6 +162,20 @@ def test_columns_without_a_string_as_name_leave_the_others_theirs() -> None:
     assert names_of(model.fit(read(frame, {"X": ["a", "0"], "y": "b"}))) is None
 
 
+@pytest.mark.parametrize("masked", ["X", "y", "sample_weight"])
+def test_masked_arrays_are_refused(masked: str) -> None:
+    given: dict[str, Any] = {"X": X, "y": Y, "sample_weight": WEIGHTS}
+    given[masked] = np.ma.masked_less(given[masked], 0.5)
+    with pytest.raises(ronde.UsageError, match=rf"^{masked} is a masked array.*: pass x.filled\(value\)"):
+        Ridge().fit(**given)
+    if masked == "X":
+        for model in (Ridge().fit(X, Y), KMeans(2).fit(X)):
+            with pytest.raises(ronde.UsageError, match="X is a masked array"):
+                model.predict(given["X"])
+        with pytest.raises(ronde.UsageError, match="X is a masked array"):
+            KMeans(2).fit(given["X"])
+
+
 def test_a_matrix_needs_no_names_on_a_cluster() -> None:
     model = Ridge().fit(TABLE.select(["a", "b", "y"]), "y")
     with warnings.catch_warnings():
