@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -125,6 +126,21 @@ def test_get_and_wait_give_up_and_the_store_goes_on(store: Store, timeout_ns: in
     store.set("absent", b"here")
     store.wait(["absent"], timeout_ns)
     assert store.get("absent", timeout_ns) == b"here"
+
+
+@pytest.mark.parametrize("timeout_ns", [0, SECOND // 20])
+def test_the_error_of_a_wait_names_only_missing_keys(store: Store, timeout_ns: int) -> None:
+    store.multi_set({f"there {number}": b"" for number in range(5)})
+    names = ["there 0", "absent 1", "there 1", "there 2", "absent 2", "there 3", "there 4"]
+    for call in (store.wait, store.multi_get):
+        with pytest.raises(TimeoutError) as caught:
+            call(names, timeout_ns)
+        assert "there" not in str(caught.value)
+        assert re.search("for '.*absent 1', '.*absent 2' in the store at", str(caught.value))
+        with pytest.raises(
+            TimeoutError, match="for '[^,]*absent 0', '[^,]*', '[^,]*absent 2' and more in the store"
+        ):
+            call([f"absent {number}" for number in range(9)], timeout_ns)
 
 
 def test_wait_wants_all_keys(store: Store) -> None:

@@ -8,7 +8,8 @@ The suite tests/conformance/test_stores.py defines what every store must do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from ronde.errors import TimeoutError, UsageError
@@ -22,6 +23,7 @@ __all__ = [
     "check_amount",
     "check_key",
     "check_value",
+    "missing_of",
     "several",
     "waited_in_vain",
 ]
@@ -30,6 +32,7 @@ KEY_LIMIT_BYTES = 1024
 VALUE_LIMIT_BYTES = 1 << 20
 AMOUNT_DIGITS = 40
 AMOUNT_LIMIT = 10**AMOUNT_DIGITS
+SHOWN_KEYS = 3
 
 
 class Store(Protocol):
@@ -78,7 +81,7 @@ class Store(Protocol):
             timeout_ns: How long the call waits, in nanoseconds; 0: not at all.
 
         Raises:
-            TimeoutError: A key did not exist within `timeout_ns`; the error names it.
+            TimeoutError: A key did not exist within `timeout_ns`; the error names those that are missing.
             UsageError: `keys` is a text, a key is outside its limits, or this client is closed.
             PeerLostError: The store is gone.
         """
@@ -158,7 +161,7 @@ class Store(Protocol):
             timeout_ns: How long the call waits, in nanoseconds; 0: not at all.
 
         Raises:
-            TimeoutError: There was no such moment within `timeout_ns`.
+            TimeoutError: There was no such moment within `timeout_ns`; the error names those that are missing.
             UsageError: `keys` is a text, a key is outside its limits, or this client is closed.
             PeerLostError: The store is gone.
         """
@@ -343,16 +346,40 @@ def check_value(key: str, value: bytes) -> bytes:
     return value
 
 
-def waited_in_vain(key: str, address: str, timeout_ns: int) -> TimeoutError:
-    """Return the error for a key that did not appear in time, for a store to raise.
+def missing_of(keys: Sequence[str], check: Callable[[Sequence[str]], bool]) -> Iterator[str]:
+    """Yield the keys that do not exist, for the error of a store that only tells whether all exist.
 
     Args:
-        key: The key, or several in one text.
+        keys: A sequence of keys.
+        check: Returns whether every key exists now, as `Store.check` does.
+
+    Raises:
+        UsageError, PeerLostError: as `check` does.
+    """
+    if check(keys):
+        return
+    if len(keys) == 1:
+        yield keys[0]
+        return
+    middle = len(keys) // 2
+    yield from missing_of(keys[:middle], check)
+    yield from missing_of(keys[middle:], check)
+
+
+def waited_in_vain(missing: str | Iterable[str], address: str, timeout_ns: int) -> TimeoutError:
+    """Return the error for keys that did not appear in time, for a store to raise.
+
+    Args:
+        missing: The key, or several that are missing, of which the error names the first three.
         address: The address of the store.
         timeout_ns: How long the call has waited, in nanoseconds.
 
     Raises:
-        Nothing.
+        UsageError, PeerLostError: as an iterator over the keys does.
     """
-    message = f"waited {timeout_ns / 1e9:g} s for {key!r} in the store at {address}"
+    first = [missing] if isinstance(missing, str) else list(islice(missing, SHOWN_KEYS + 1))
+    names = ", ".join(map(repr, first[:SHOWN_KEYS])) or "several keys, which have appeared since,"
+    if len(first) > SHOWN_KEYS:
+        names += " and more"
+    message = f"waited {timeout_ns / 1e9:g} s for {names} in the store at {address}"
     return TimeoutError(message, operation="store", waited_ns=timeout_ns)

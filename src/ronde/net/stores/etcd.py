@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ronde.errors import PeerError, PeerLostError, UsageError
-from ronde.net.stores.base import check_key, check_value, several, waited_in_vain
+from ronde.net.stores.base import check_key, check_value, missing_of, several, waited_in_vain
 from ronde.net.stores.etcd_gateway import Gateway, Message, Refusal, WatchStream, parse_endpoints
 from ronde.net.stores.etcd_lease import EtcdLease
 from ronde.net.stores.etcd_names import EtcdKeys, b64, count_entries, range_end
@@ -128,7 +128,7 @@ class EtcdStore:
             return not missing or None, revision
 
         if not self._wait_until(query, lambda: [(name, "") for name in missing], timeout_ns):
-            raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
+            raise waited_in_vain(missing.values(), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         return self._change_value(key, lambda table, name: table.add(name, amount))
@@ -332,7 +332,7 @@ class EtcdStore:
 
         found = self._wait_until(query, lambda: [(name, "") for name in names], timeout_ns)
         if found is None:
-            raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
+            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
         return [found[self._names.key(key)].value for key in keys]
 
     def _change_value(self, key: str, operate: Callable[[Table, bytes], Answer]) -> Answer:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ronde.net.stores.base import check_key, several, waited_in_vain
+from ronde.net.stores.base import check_key, missing_of, several, waited_in_vain
 from ronde.net.stores.table import Table
 
 __all__ = ["TableReader"]
@@ -48,7 +48,7 @@ class TableReader(ABC):
             return not missing or None
 
         if not self._wait_until(query, list(missing), timeout_ns):
-            raise waited_in_vain(next(iter(missing.values())), self.address, timeout_ns)
+            raise waited_in_vain(missing.values(), self.address, timeout_ns)
 
     def check(self, keys: Sequence[str]) -> bool:
         encoded = [check_key(key) for key in several(keys)]
@@ -61,7 +61,7 @@ class TableReader(ABC):
         encoded = [check_key(key) for key in several(keys)]
         values = self._wait_until(lambda table: table.multi_get(encoded), encoded, timeout_ns)
         if values is None:
-            raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
+            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
         return values
 
     def queue_len(self, queue: str) -> int:

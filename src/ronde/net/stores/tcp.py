@@ -38,7 +38,7 @@ from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.net.stores import wire
-from ronde.net.stores.base import check_amount, check_key, check_value, several, waited_in_vain
+from ronde.net.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
 from ronde.net.stores.listeners import detect_loss, shortcuts
 from ronde.net.stores.server import STORE_PURPOSE, StoreServer
 from ronde.net.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
@@ -145,7 +145,7 @@ class StoreClient(StoreLine):
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
         if keys and self._ask(_WAIT, None, several(keys), timeout_ns, False) is None:
-            raise self._missing_keys_error(keys, timeout_ns)
+            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         return self._add(key, amount)
@@ -173,7 +173,7 @@ class StoreClient(StoreLine):
             return []
         values = self._ask(StoreOperation.MULTI_GET, None, several(keys), timeout_ns, False)
         if values is None:
-            raise self._missing_keys_error(keys, timeout_ns)
+            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
         return wire.values_from(values)
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
@@ -211,12 +211,6 @@ class StoreClient(StoreLine):
         encoded, value = check_key(key), check_value(key, value)
         self._held[encoded] = value  # first, so that a reconnection holds it, too
         self._ask(StoreOperation.HOLD, key, value, 0, False)
-
-    def _missing_keys_error(self, keys: Sequence[str], timeout_ns: int) -> errors.TimeoutError:
-        shown = (
-            ", ".join(keys) if len(keys) < 4 else f"{keys[0]}, {keys[1]} ... {keys[-1]} ({len(keys)} keys)"
-        )
-        return waited_in_vain(shown, self.address, timeout_ns)
 
     # Called by the native methods of StoreLine
 

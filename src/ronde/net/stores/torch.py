@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import Address
-from ronde.net.stores.base import check_amount, check_key, check_value, several, waited_in_vain
+from ronde.net.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
 
 __all__ = ["TorchStore"]
 
@@ -64,7 +64,7 @@ class TorchStore:
                 return
             except DistStoreError:
                 pass
-        raise waited_in_vain(", ".join(keys), self.address, timeout_ns)
+        raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         check_key(key)
