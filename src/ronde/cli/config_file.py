@@ -82,7 +82,7 @@ def _load(path: str) -> Mapping[Any, Any]:
             f"reading {path} needs PyYAML, which is not installed: pip install 'ronde[yaml]'"
         ) from None
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             content = yaml.safe_load(file)
     except OSError as error:
         raise UsageError(f"cannot read the configuration file {path}: {error.strerror}") from None

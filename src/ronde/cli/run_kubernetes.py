@@ -127,7 +127,7 @@ def _patched(asked: RunArguments, manifest: Manifest) -> Manifest:
 
 def _documents(path: str) -> list[Any]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(

@@ -54,7 +54,7 @@ def parse_hosts(text: str, origin: str = "-H") -> tuple[Host, ...]:
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     """Return the hosts in the text of a hostfile; `path` is for messages. Raises UsageError that names the line."""
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -79,7 +79,7 @@ def parse_discovered(text: str, slots: int | None, script: str) -> tuple[Host, .
     Raises UsageError that names the line.
     """
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         if entry := line.strip():
             where = f"line {number} of what {script} printed"
             found.append((_parse_host(entry, where, slots), where))
@@ -107,6 +107,11 @@ def place_workers(hosts: Iterable[Host], workers: int | None) -> tuple[Host, ...
             f"name more hosts or slots, or ask for at most {room} workers"
         )
     return tuple(placed)
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a file, without the byte-order mark that editors under Windows put before the first."""
+    return text.removeprefix("\ufeff").splitlines()
 
 
 def _parse_host(entry: str, where: str, slots: int | None) -> Host:

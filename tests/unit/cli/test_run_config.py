@@ -396,6 +396,8 @@ def test_a_file_of_horovodruns(tmp_path: Path) -> None:
     assert config(f"--config-file {file}").worker.environment == former
     file.write_text("hosts: [a:1, b:2]\n")
     assert config(f"--config-file {file}").hosts == (("a", 1), ("b", 2))
+    file.write_text("hosts: [a:1]\n", encoding="utf-8-sig")
+    assert config(f"--config-file {file}").hosts == (("a", 1),)
 
 
 @pytest.mark.parametrize(

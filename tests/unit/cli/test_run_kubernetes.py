@@ -131,6 +131,8 @@ def test_patches_are_yaml_or_json(capsys: pytest.CaptureFixture[str], tmp_path: 
     job = printed(capsys, "--patch", str(yaml), "--dry-run", "train.py")[0]
     assert job["spec"]["suspend"] is True
     assert job["spec"]["template"]["spec"]["nodeSelector"] == {"gpu": "h200"}
+    broken.write_text('{"kind": "Job", "spec": {"suspend": true}}', encoding="utf-8-sig")
+    assert printed(capsys, "--patch", str(broken), "--dry-run", "train.py")[0]["spec"]["suspend"] is True
     broken.write_text("{")
     for path, says in ((broken, "is not JSON"), (tmp_path / "none.yaml", "cannot read the patch")):
         assert main(["run", *ON_KUBERNETES, "--patch", str(path), "--dry-run", "train.py"]) == 2

@@ -53,6 +53,12 @@ def test_a_hostfile() -> None:
     assert parse_hostfile(text, "hosts") == (("a", 4), ("b", 2), ("fd00::1", 3), ("c", 1))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_host() -> None:
+    assert parse_hostfile("\ufeffa slots=4\r\nb:2\r\n", "hosts") == (("a", 4), ("b", 2))
+    assert parse_hostfile("\ufeff# our cluster\nb:2\n", "hosts") == (("b", 2),)
+    assert parse_discovered("\ufeffa:2\n", None, "cat hosts") == (("a", 2),)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

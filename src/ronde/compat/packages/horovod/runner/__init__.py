@@ -94,8 +94,9 @@ def _check_hosts(hosts: str | None, hostfile: str | None, workers: int) -> None:
         try:
             with open(hostfile, encoding="utf-8") as file:
                 listed = parse_hostfile(file.read(), hostfile)
-        except OSError as error:
-            raise UsageError(f"horovod.run: cannot read the hostfile {hostfile}: {error.strerror}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", "it is not text")
+            raise UsageError(f"horovod.run: cannot read the hostfile {hostfile}: {reason}") from None
     elif hosts is not None:
         listed = parse_hosts(hosts)
     else:
