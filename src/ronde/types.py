@@ -78,6 +78,14 @@ class ReduceOp(IntEnum):
     BitXor = 7
     Adasum = 8  # of whole vectors, by all-reduce only
 
+    def __repr__(self) -> str:
+        return f"ronde.{self.name}"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec) if spec else str(self)
+
 
 Sum = ReduceOp.Sum
 Average = ReduceOp.Average

@@ -138,7 +138,7 @@ def test_the_error_of_a_wait_names_only_missing_keys(store: Store, timeout_ns: i
         assert "there" not in str(caught.value)
         assert re.search("for '.*absent 1', '.*absent 2' in the store at", str(caught.value))
         with pytest.raises(
-            TimeoutError, match="for '[^,]*absent 0', '[^,]*', '[^,]*absent 2' and more in the store"
+            TimeoutError, match=r"for '[^,]*absent 0', '[^,]*', '[^,]*absent 2' and more in the store"
         ):
             call([f"absent {number}" for number in range(9)], timeout_ns)
 

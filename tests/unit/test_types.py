@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import pickle
 import re
 from enum import IntEnum
 from pathlib import Path
@@ -28,3 +30,14 @@ def test_reductions_have_names_of_their_own() -> None:
     for op in ReduceOp:
         assert getattr(types, op.name) is op
         assert op.name in types.__all__
+
+
+def test_a_reduction_is_shown_by_its_name_and_counts_as_its_number() -> None:
+    assert (repr(types.Sum), str(types.Max), f"{types.Average}") == (
+        "ronde.Sum",
+        "ronde.Max",
+        "ronde.Average",
+    )
+    assert types.Max == 3 == int(types.Max)
+    assert (f"{types.Max:03d}", str(int(types.Max)), json.dumps(types.Max)) == ("003", "3", "3")
+    assert pickle.loads(pickle.dumps(types.Max)) is types.Max
