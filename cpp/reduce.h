@@ -19,7 +19,8 @@ bool is_supported(DType dtype, ReduceOp op);
 // destination[i] = sources[0][i] (op) sources[1][i] (op) ... in that order, for `count` elements of reduction.dtype;
 // the results have the type reduction.result. kAverage finally divides the sum by the divisor (the number of ranks);
 // the other operations ignore it. An average of integers sums without wrapping around and divides towards zero. 16-bit
-// floats are accumulated in float32 across all sources and rounded once. NaN wins in min and max, as in NumPy.
+// floats are accumulated in float32 across all sources and rounded once. NaN wins in min and max, as in NumPy. Of zeros
+// of different sign, the least is negative and the greatest is not, so neither depends on the order of the sources.
 // `destination` may be one of the sources if the result has their type, and must not overlap them otherwise. At least
 // one source (and destination). Throws UsageError unless is_supported(dtype, op).
 void reduce(const Reduction& reduction, void* destination, const void* const* sources, int source_count, size_t count);

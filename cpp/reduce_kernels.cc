@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "reduce_elements.h"
+#include "reduction.h"
 
 namespace ronde::RONDE_ISA {
 
@@ -30,6 +31,12 @@ constexpr int kBlockSources = 8;
 constexpr int kBlockVectors = 32;
 
 // --- Operations -----------------------------------------------------------------------------------------------------
+
+// Integers as wide as the numbers of a vector, which comparisons return.
+template <class V>
+using Mask = decltype(V{} == V{});
+template <class V>
+constexpr bool kIsFloat = std::is_floating_point_v<std::remove_cvref_t<decltype(V{}[0])>>;
 
 struct Sum {
   template <class V>
@@ -47,18 +54,45 @@ struct Product {
   }
 };
 
-// `a != a` finds a NaN in the first operand; a NaN in the second makes `<` false.
+// The least and the greatest of two floats do not depend on their order. Each is chosen twice, with the operands in
+// either order (one instruction on x86). The two choices have the same bits, except in two cases: they are the two
+// operands if these are zeros of different sign, or if one is a NaN. The least has the bits of either, so a zero is
+// negative if one is, and a NaN remains one. The greatest has them, too, except for the sign, which both must have.
+
 struct Min {
   template <class V>
   static V apply(V a, V b) {
-    return ((a < b) | (a != a)) ? a : b;
+    const V one = a < b ? a : b;
+    if constexpr (!kIsFloat<V>) {
+      return one;
+    } else {
+      const V other = b < a ? b : a;
+      return (V)((Mask<V>)one | (Mask<V>)other);
+    }
   }
 };
 
 struct Max {
   template <class V>
   static V apply(V a, V b) {
-    return ((a > b) | (a != a)) ? a : b;
+    const V one = a > b ? a : b;
+    if constexpr (!kIsFloat<V>) {
+      return one;
+    } else {
+      const V other = b > a ? b : a;
+      return (V)majority((Mask<V>)one, (Mask<V>)other, ~(Mask<V>)-V{});
+    }
+  }
+
+ private:
+  // The bits that two of the three have.
+  template <class M>
+  static M majority(M a, M b, M c) {
+#if defined(__AVX512F__)
+    return (M)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, (__m512i)c, 0xe8);
+#else
+    return (a & b) | ((a | b) & c);
+#endif
   }
 };
 
@@ -84,7 +118,8 @@ struct BitXor {
 };
 
 // Real and imaginary parts alternate in the vector. It avoids subtraction, because GCC 12 fuses alternating additions
-// and subtractions of products in spite of -ffp-contract=off.
+// and subtractions of products in spite of -ffp-contract=off. No complex number is neutral: times infinity, 1 + 0i is
+// not infinity but NaN. So the factor of an absent rank consists of two special NaN (reduction.h), and is left out.
 struct ComplexProduct {
   template <class V>
   static V apply(V a, V b) {
@@ -97,7 +132,10 @@ struct ComplexProduct {
       signs[i] = -1;
       signs[i + 1] = 1;
     }
-    return real * b + imaginary * swapped * signs;
+    const V product = real * b + imaginary * swapped * signs;
+    using Bits = std::remove_cvref_t<decltype(Mask<V>{}[0])>;
+    constexpr auto kAbsent = static_cast<Bits>(kAbsentFactor<sizeof(Bits)>);
+    return (Mask<V>)b == kAbsent ? a : (Mask<V>)a == kAbsent ? b : product;
   }
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "types.h"
 
@@ -38,5 +39,12 @@ constexpr DType partial_type(DType dtype, ReduceOp op) {
 // Whether a reduction has no partial results: the sum under an average of integers may need more bits than their type
 // has.
 constexpr bool needs_all_at_once(DType dtype, ReduceOp op) { return op == ReduceOp::kAverage && is_integer(dtype); }
+
+// The bits of each part of the complex factor that a rank without data contributes to a product: a quiet NaN whose
+// payload no computation makes. A product leaves such a factor out.
+template <size_t kPartBytes>
+inline constexpr auto kAbsentFactor = uint32_t{0x7fda9b5d};
+template <>
+inline constexpr auto kAbsentFactor<8> = uint64_t{0x7ffa9b5dc3e14f27};
 
 }  // namespace ronde

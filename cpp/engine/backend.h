@@ -78,12 +78,17 @@ class Backends {
   }
 
   Backend& of(const Signature& signature) {
-    if (table_.empty()) return native_;
-    const uint8_t chosen = table_[place_of(signature.kind, signature.dtype, signature.op, signature.is_on_device())];
-    return chosen == 0 ? native_ : *others_[chosen - 1];
+    const uint8_t number = number_of(signature);
+    return number == 0 ? native_ : *others_[number - 1];
   }
+  bool is_native(const Signature& signature) const { return number_of(signature) == 0; }
 
  private:
+  uint8_t number_of(const Signature& signature) const {
+    if (table_.empty()) return 0;
+    return table_[place_of(signature.kind, signature.dtype, signature.op, signature.is_on_device())];
+  }
+
   NativeBackend native_;
   std::vector<std::unique_ptr<Backend>> others_;
   std::vector<uint8_t> table_;  // empty: the native backend runs everything

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "error.h"
+#include "reduction.h"
 
 namespace ronde {
 namespace {
@@ -68,50 +69,73 @@ Element bound(DType dtype, bool is_largest) {
   throw UsageError(std::string(name_of(dtype)) + " values have no order");
 }
 
-Element one(DType dtype) {
+Element one(DType dtype, bool by_ronde) {
   switch (dtype) {
     case DType::kFloat16:
       return element<uint16_t>(0x3c00);
     case DType::kBfloat16:
       return element<uint16_t>(0x3f80);
     case DType::kFloat32:
-    case DType::kComplex64:  // the real part comes first
       return element<float>(1);
     case DType::kFloat64:
-    case DType::kComplex128:
       return element<double>(1);
+    case DType::kComplex64:  // the real part comes first
+      return by_ronde ? element(std::array{kAbsentFactor<4>, kAbsentFactor<4>}) : element<float>(1);
+    case DType::kComplex128:
+      return by_ronde ? element(std::array{kAbsentFactor<8>, kAbsentFactor<8>}) : element<double>(1);
     default:
       return element<uint64_t>(1);  // integers begin with their lowest byte
   }
 }
 
-Element neutral(DType dtype, ReduceOp op) {
+// The sum of -0 and 0 is 0, so 0 would change -0.
+Element zero(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBfloat16:
+      return element<uint16_t>(0x8000);
+    case DType::kFloat32:
+      return element<float>(-0.0F);
+    case DType::kFloat64:
+      return element<double>(-0.0);
+    case DType::kComplex64:
+      return element(std::array{-0.0F, -0.0F});
+    case DType::kComplex128:
+      return element(std::array{-0.0, -0.0});
+    default:
+      return {};
+  }
+}
+
+Element neutral(DType dtype, ReduceOp op, bool by_ronde) {
   switch (op) {
     case ReduceOp::kMin:
       return bound(dtype, true);
     case ReduceOp::kMax:
       return bound(dtype, false);
     case ReduceOp::kProduct:
-      return one(dtype);
+      return one(dtype, by_ronde);
     case ReduceOp::kBitAnd:
-      return dtype == DType::kBool ? one(dtype) : element<uint64_t>(UINT64_MAX);
+      return dtype == DType::kBool ? one(dtype, by_ronde) : element<uint64_t>(UINT64_MAX);
     default:
-      return {};
+      return zero(dtype);
   }
 }
 
 }  // namespace
 
-void fill_neutral(DType dtype, ReduceOp op, void* values, size_t count) {
-  const Element each = neutral(dtype, op);
-  const size_t bytes = size_of(dtype);
-  if (std::all_of(each.bytes.begin(), each.bytes.begin() + static_cast<ptrdiff_t>(bytes),
-                  [](unsigned char byte) { return byte == 0; })) {
-    if (count > 0) std::memset(values, 0, count * bytes);
-    return;
+void fill_neutral(DType dtype, ReduceOp op, void* values, size_t count, bool by_ronde) {
+  constexpr size_t kBlockBytes = 4096;
+  const Element each = neutral(dtype, op, by_ronde);
+  const size_t bytes = count * size_of(dtype);
+  auto* const begin = static_cast<std::byte*>(values);
+  size_t done = std::min(bytes, size_of(dtype));
+  if (done > 0) std::memcpy(begin, each.bytes.data(), done);
+  while (done < bytes) {  // doubles what is there, up to a block that fits into the nearest cache
+    const size_t more = std::min({done, bytes - done, kBlockBytes});
+    std::memcpy(begin + done, begin, more);
+    done += more;
   }
-  auto* at = static_cast<std::byte*>(values);
-  for (size_t i = 0; i < count; ++i, at += bytes) std::memcpy(at, each.bytes.data(), bytes);
 }
 
 }  // namespace ronde

@@ -7,8 +7,10 @@
 
 namespace ronde {
 
-// Fills memory with the operation's neutral element: zero for sums and averages, the largest value for min, the lowest
-// for max, one for products, all ones for bitwise and.
-void fill_neutral(DType dtype, ReduceOp op, void* values, size_t count);
+// Fills memory with the operation's neutral element, which changes no bit of what it is combined with: -0 for sums and
+// averages of floats, the largest value for min, the lowest for max, one for products, all ones for bitwise and.
+// `by_ronde`: whether Ronde's own arithmetic combines it. That leaves out kAbsentFactor (reduction.h) of products of
+// complex numbers. Another library gets 1 + 0i, which changes infinite numbers.
+void fill_neutral(DType dtype, ReduceOp op, void* values, size_t count, bool by_ronde = true);
 
 }  // namespace ronde

@@ -144,7 +144,9 @@ void Runner::run_fused(Bundle bundle) {
 void Runner::load_input(const Work& work, std::byte* place) {
   const Signature& signature = *work.signature;
   const DType working = working_type(signature);
-  if (work.is_absent) return fill_neutral(working, signature.op, place, signature.count());
+  if (work.is_absent) {
+    return fill_neutral(working, signature.op, place, signature.count(), backends_.is_native(signature));
+  }
   if (working != signature.dtype) {
     auto* const wide = reinterpret_cast<float*>(place);
     return scale_to_float32(signature.dtype, wide, work.in, signature.count(), signature.prescale);

@@ -368,25 +368,71 @@ void test_groups() {
   });
 }
 
+// The bits of numbers of a real type, or of the parts of a complex one: zeros of both signs, numbers and infinities.
+std::vector<uint64_t> number_bits(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return {0, 0x8000, 0x3c01, 0x7c00, 0xfc00};
+    case DType::kBfloat16:
+      return {0, 0x8000, 0x3f81, 0x7f80, 0xff80};
+    case DType::kFloat32:
+    case DType::kComplex64:
+      return {0, 0x80000000, 0x3f800001, 0x7f800000, 0xff800000};
+    case DType::kFloat64:
+    case DType::kComplex128:
+      return {0, 0x8000000000000000, 0x3ff0000000000001, 0x7ff0000000000000, 0xfff0000000000000};
+    case DType::kBool:
+      return {0, 1};
+    default:
+      return {0, 1, 0x7f, 0x8000000000000080, UINT64_MAX};
+  }
+}
+
+// All numbers of number_bits(), or all pairs of them.
+std::vector<unsigned char> numbers_of(DType dtype) {
+  const bool is_complex = dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  const size_t part_bytes = size_of(dtype) / (is_complex ? 2 : 1);
+  std::vector<unsigned char> values;
+  const auto add = [&](uint64_t bits) {
+    const auto* const bytes = reinterpret_cast<const unsigned char*>(&bits);
+    values.insert(values.end(), bytes, bytes + part_bytes);
+  };
+  for (const uint64_t first : number_bits(dtype)) {
+    if (!is_complex) add(first);
+    for (const uint64_t second : is_complex ? number_bits(dtype) : std::vector<uint64_t>{}) {
+      add(first);
+      add(second);
+    }
+  }
+  return values;
+}
+
 void test_neutral_elements_change_nothing() {
   for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
     for (int op = 0; op < kReduceOpCount; ++op) {
       const auto type = static_cast<DType>(dtype);
       const auto operation = static_cast<ReduceOp>(op);
       if (!is_supported(type, operation)) continue;
-      const size_t bytes = size_of(type);
-      std::vector<unsigned char> neutral(3 * bytes, 0xee), values(3 * bytes);
-      // Ordinary numbers of every type: 0, 1, and one with its low bits set.
-      fill_neutral(type, ReduceOp::kProduct, values.data(), 3);
-      std::memset(values.data(), 0, bytes);
-      values[2 * bytes] |= 1;
-      fill_neutral(type, operation, neutral.data(), 3);
-      std::vector<unsigned char> result = neutral;
-      const void* const sources[] = {neutral.data(), values.data()};
-      reduce({type, operation, 1}, result.data(), sources, 2, 3);
-      CHECK(result == values);
+      const std::vector<unsigned char> values = numbers_of(type);
+      std::vector<unsigned char> neutral(values.size(), 0xee), result(values.size());
+      const size_t count = values.size() / size_of(type);
+      fill_neutral(type, operation, neutral.data(), count);
+      const void *const before[] = {neutral.data(), values.data()}, *const after[] = {values.data(), neutral.data()},
+                        *const alone[] = {neutral.data(), neutral.data()};
+      for (const auto* sources : {before, after}) {
+        reduce({type, operation, 1}, result.data(), sources, 2, count);
+        CHECK(result == values);
+      }
+      reduce({type, operation, 1}, result.data(), alone, 2, count);
+      CHECK(result == neutral || operation == ReduceOp::kAverage);
     }
   }
+  std::vector<float> ones(3, 5);
+  fill_neutral(DType::kFloat32, ReduceOp::kProduct, ones.data(), 3);
+  CHECK(ones == std::vector<float>(3, 1));
+  std::vector<uint16_t> many(10'001);  // more than the block that is copied
+  fill_neutral(DType::kBfloat16, ReduceOp::kSum, many.data(), many.size());
+  CHECK(many == std::vector<uint16_t>(10'001, 0x8000));
 }
 
 void test_an_abort_fails_pending_and_later_tensors() {

@@ -98,6 +98,12 @@ template <class T>
 T least(T a, T b, bool greatest) {
   if constexpr (!kIsComplex<T>) {
     if (a != a || b != b) return a != a ? a : b;
+    if constexpr (std::is_floating_point_v<T>) {
+      if (a == b) {  // perhaps zeros of different sign
+        const bool is_negative = greatest ? std::signbit(a) && std::signbit(b) : std::signbit(a) || std::signbit(b);
+        return std::copysign(a, is_negative ? T{-1} : T{1});
+      }
+    }
     return (greatest ? a > b : a < b) ? a : b;
   }
   return a;

@@ -170,6 +170,26 @@ void test_all_kernels() {
   }
 }
 
+// Zeros of either sign in all orders, and in all places of a vector: the greatest has the sign that all have, the least
+// one that any has.
+void test_signed_zeros() {
+  for (const DType dtype : {DType::kFloat16, DType::kBfloat16, DType::kFloat32, DType::kFloat64}) {
+    const size_t bytes = size_of(dtype);
+    for (const size_t count : {1, 63, 64, 519}) {
+      for (int signs = 0; signs < 8; ++signs) {
+        Bytes zero(count * bytes), negative(count * bytes);
+        for (size_t i = 0; i < count; ++i) negative[(i + 1) * bytes - 1] = static_cast<char>(0x80);
+        std::vector<Bytes> sources;
+        for (int source = 0; source < 3; ++source) sources.push_back(signs >> source & 1 ? negative : zero);
+        for (const Kernels* kernels : available_kernels()) {
+          check_reduction(*kernels, dtype, ReduceOp::kMax, sources, signs == 7 ? negative : zero, {3}, 1);
+          check_reduction(*kernels, dtype, ReduceOp::kMin, sources, signs == 0 ? zero : negative, {3}, 1);
+        }
+      }
+    }
+  }
+}
+
 // --- 16-bit floats --------------------------------------------------------------------------------------------------
 
 Bytes bytes_of(const std::vector<uint16_t>& numbers) {
@@ -349,5 +369,6 @@ int main() {
   ronde::test_partial_sums(ronde::DType::kBfloat16);
   ronde::test_all_kernels();
   ronde::test_many_sources();
+  ronde::test_signed_zeros();
   ronde::test_huge_count();
 }

@@ -123,6 +123,27 @@ def average_integers() -> None:
     ronde.shutdown()
 
 
+def reduce_zeros() -> None:
+    """Zeros of either sign: the result does not depend on the element's place, nor on fusion."""
+    ronde.init()
+    world: Any = ronde.world()
+    for dtype in (*DTYPES, np.dtype(np.float32), np.dtype(np.float64)):
+        for count in COUNTS[:3]:
+            signs = np.random.default_rng(count).integers(2, size=(world.size, count)) == 1
+            x = np.where(signs[world.rank], -0.0, 0.0).astype(dtype)
+            for op, expected in ((ronde.Max, signs.all(0)), (ronde.Min, signs.any(0))):
+                parts = np.array_split(expected, world.size)
+                everywhere = {
+                    "allreduce": (world.allreduce(x, op=op), expected),
+                    "reducescatter": (world.reducescatter(x, op=op), parts[world.rank]),
+                    "by name": (ronde.allreduce(x, op=op), expected),
+                    "fused": (ronde.grouped_allreduce([x[:7], x, x[7:]], op=op)[1], expected),
+                }
+                for name, (result, negative) in everywhere.items():
+                    assert (np.signbit(result) == negative).all(), (name, dtype, count, op)
+    ronde.shutdown()
+
+
 def on_hosts(hosts: str, **environ: str) -> list[ranks.Place]:
     return [ranks.Place(environ={"RONDE_HOST_ID": host, **environ}) for host in hosts]
 
@@ -148,6 +169,20 @@ def test_sums_of_16_bit_floats_are_rounded_once(topology: str) -> None:
     hosts, algorithm, is_ordered = TOPOLOGIES[topology]
     places = on_hosts(hosts, RONDE_ALLREDUCE_ALGORITHM=algorithm)
     with ranks.start(reduce_everywhere, len(hosts), is_ordered, places=places) as job:
+        job.results()
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        name if name in (*QUICK, "ring between hosts") else pytest.param(name, marks=pytest.mark.slow)
+        for name in TOPOLOGIES
+    ],
+)
+def test_signs_of_zeros_do_not_depend_on_the_place(topology: str) -> None:
+    hosts, algorithm, _ = TOPOLOGIES[topology]
+    places = on_hosts(hosts, RONDE_ALLREDUCE_ALGORITHM=algorithm)
+    with ranks.start(reduce_zeros, len(hosts), places=places) as job:
         job.results()
 
 

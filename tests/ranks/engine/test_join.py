@@ -76,6 +76,35 @@ def test_with_a_cache_that_is_too_small(capacity: str) -> None:
     ranks.run(uneven_steps, 2, 2, "all", environ={"RONDE_CACHE_CAPACITY": capacity})
 
 
+def join_with_special_numbers() -> None:
+    """Joined ranks change no bit of what the others reduce: rank 0 gets the bits of its array back."""
+    ronde.init(join_average="contributing")
+    if ronde.rank() == 0:
+        numbers = np.array([0.0, -0.0, 1.5, -2.0, np.inf, -np.inf])
+        for real in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
+            x = np.resize(numbers.astype(real), 5000)
+            for op in (ronde.Sum, ronde.Average, ronde.Product, ronde.Min, ronde.Max):
+                assert ronde.allreduce(x, op=op).tobytes() == x.tobytes(), (real, op)
+                few = ronde.grouped_allreduce([x[:6], x[1:], x[:7]], op=op)[2]  # fused
+                assert few.tobytes() == x[:7].tobytes(), (real, op)
+        pairs = np.stack(np.meshgrid(numbers, numbers), axis=-1).reshape(-1)
+        for parts in (pairs, pairs.astype(np.float32)):
+            complexes = parts.view(np.complex128 if parts.itemsize == 8 else np.complex64)
+            for op in (ronde.Sum, ronde.Average, ronde.Product):
+                for x in (complexes, np.resize(complexes, 3001)):
+                    assert ronde.allreduce(x, op=op).tobytes() == x.tobytes(), (x.dtype, op)
+    ronde.join()
+    assert ronde.allreduce(np.array([1j, np.inf]), op=ronde.Product)[0] == 1j ** ronde.size()
+    ronde.shutdown()
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aabb", pytest.param("abc", marks=pytest.mark.slow)])
+def test_joined_ranks_change_no_bit(hosts: str) -> None:
+    places = [ranks.Place(environ={"RONDE_HOST_ID": host}) for host in hosts]
+    with ranks.start(join_with_special_numbers, len(hosts), places=places) as job:
+        job.results()
+
+
 def join_with_pending() -> float:
     """Both have something in flight that the other never submits; the second time it is cached."""
     ronde.init()
