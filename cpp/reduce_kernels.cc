@@ -21,6 +21,7 @@ namespace ronde::RONDE_ISA {
 
 extern const AdasumKernels kAdasumKernels;
 extern const CenterKernels kCenterKernels;
+extern const ScaleKernels kScaleKernels;
 
 namespace {
 
@@ -373,6 +374,7 @@ constexpr Kernels make_kernels(const char* instruction_set) {
   kernels.instruction_set = instruction_set;
   kernels.adasum = &kAdasumKernels;
   kernels.centers = &kCenterKernels;
+  kernels.scale = &kScaleKernels;
   set_bool(kernels);
   set_integer<uint8_t>(kernels, DType::kUint8);
   set_integer<uint16_t>(kernels, DType::kUint16);

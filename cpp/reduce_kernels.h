@@ -1,4 +1,5 @@
-// Private to reduce.cc, nearest_centers.cc, the *_kernels.cc and their tests: the kernels of one instruction set.
+// Private to reduce.cc, nearest_centers.cc, engine/scale.cc, the *_kernels.cc and their tests: the kernels of one
+// instruction set.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,16 @@ struct AdasumKernels {
   WeightedSumKernel weighted_sum[kDTypeCount];
 };
 
+// A multiplication by a factor; see scale_kernels.cc.
+using ScaleKernel = void (*)(void* destination, const void* source, size_t count, double factor);
+
+struct ScaleKernels {
+  ScaleKernel table[kDTypeCount];  // nullptr: not floats
+  // Of 16-bit floats, by their type: to float32, and from float32.
+  ScaleKernel widening[kDTypeCount];
+  ScaleKernel narrowing[kDTypeCount];
+};
+
 // assign_to_centers() for one dtype; see center_kernels.cc. `scratch`: tile_bytes for each center.
 using CenterKernel = double (*)(const CenterAssignment& assignment, void* scratch);
 
@@ -36,6 +47,7 @@ struct Kernels {
   const char* instruction_set;
   const AdasumKernels* adasum;
   const CenterKernels* centers;
+  const ScaleKernels* scale;
   Kernel table[kDTypeCount][kReduceOpCount];  // nullptr: the operation is undefined for the dtype
   // For 16-bit floats, by their type: to a result of float32, and from sources of float32.
   Kernel widening[kDTypeCount][kReduceOpCount];

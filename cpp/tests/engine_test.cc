@@ -7,6 +7,7 @@
 #include <barrier>
 #include <chrono>
 #include <cmath>
+#include <complex>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -20,6 +21,7 @@
 #include "engine/scale.h"
 #include "rank_communicators.h"
 #include "reduce.h"
+#include "reduce_kernels.h"
 
 namespace ronde {
 namespace {
@@ -523,28 +525,52 @@ void test_scale() {
   std::vector<float> floats = {1, -2, 0.5f};
   scale(DType::kFloat32, floats.data(), floats.data(), 3, 0.5);
   CHECK(floats == std::vector<float>({0.5f, -1, 0.25f}));
-  std::vector<int32_t> integers = {7, -7, 4};
-  scale(DType::kInt32, integers.data(), integers.data(), 3, 0.5);
-  CHECK(integers == std::vector<int32_t>({3, -3, 2}));
-  std::vector<uint8_t> bytes = {100, 200, 7};
-  scale(DType::kUint8, bytes.data(), bytes.data(), 3, 2.0);
-  CHECK(bytes == std::vector<uint8_t>({200, 255, 14}));  // not 144
-  scale(DType::kUint8, bytes.data(), bytes.data(), 3, -1.0);
-  CHECK(bytes == std::vector<uint8_t>({0, 0, 0}));
-  std::vector<int64_t> large = {INT64_MAX, INT64_MIN, 5};
-  scale(DType::kInt64, large.data(), large.data(), 3, 1e300);
-  CHECK(large == std::vector<int64_t>({INT64_MAX, INT64_MIN, INT64_MAX}));
-  scale(DType::kInt64, large.data(), large.data(), 3, std::nan(""));
-  CHECK(large == std::vector<int64_t>({0, 0, 0}));
-  // Every 16-bit float times one is unchanged; NaN stays NaN.
+  // Integers: rounded towards zero, and wrapping around as sums do.
+  const auto scaled = []<class T>(DType dtype, std::vector<T> values, double factor) {
+    scale(dtype, values.data(), values.data(), values.size(), factor);
+    return values;
+  };
+  using Words = std::vector<int64_t>;
+  const int64_t large = (int64_t{1} << 60) + 1, odd = 9223372036854775803;
+  CHECK(scaled(DType::kInt32, std::vector<int32_t>{7, -7, 4}, 0.5) == std::vector<int32_t>({3, -3, 2}));
+  CHECK(scaled(DType::kInt32, std::vector<int32_t>{3, 10, -10}, 1.0 / 3) == std::vector<int32_t>({1, 3, -3}));
+  CHECK(scaled(DType::kInt32, std::vector<int32_t>{1 << 30, -1}, 4) == std::vector<int32_t>({0, -4}));
+  CHECK(scaled(DType::kInt32, std::vector<int32_t>{3, -3}, 0x1p40 + 1) == std::vector<int32_t>({3, -3}));
+  CHECK(scaled(DType::kUint8, std::vector<uint8_t>{100, 200, 7}, 2) == std::vector<uint8_t>({200, 144, 14}));
+  CHECK(scaled(DType::kUint8, std::vector<uint8_t>{1, 0, 255}, -1) == std::vector<uint8_t>({255, 0, 1}));
+  CHECK(scaled(DType::kInt64, Words{large, -large, 3}, 2) == Words({2 * large, -2 * large, 6}));
+  CHECK(scaled(DType::kInt64, Words{INT64_MAX, INT64_MIN}, 2) == Words({-2, 0}));
+  CHECK(scaled(DType::kInt64, Words{INT64_MAX, INT64_MIN, large}, 0.5) ==
+        Words({INT64_MAX / 2, INT64_MIN / 2, large / 2}));
+  CHECK(scaled(DType::kInt64, Words{odd, -odd}, 0.625) == Words({5764607523034234876, -5764607523034234876}));
+  CHECK(scaled(DType::kInt64, Words{INT64_MAX, -5, 0}, 0x1p-70) == Words({0, 0, 0}));
+  CHECK(scaled(DType::kInt64, Words{INT64_MAX, INT64_MIN, 5}, 1e300) == Words({0, 0, 0}));
+  CHECK(scaled(DType::kInt64, Words{5, -5}, 5e-324) == Words({0, 0}));
+  CHECK(scaled(DType::kInt64, Words{5}, std::nan("")) == Words({0}));
+  CHECK(scaled(DType::kUint64, std::vector<uint64_t>{UINT64_MAX, 9}, 0.5) == std::vector<uint64_t>({INT64_MAX, 4}));
+  CHECK(scaled(DType::kUint64, std::vector<uint64_t>{UINT64_MAX}, 3) == std::vector<uint64_t>({UINT64_MAX - 2}));
+  using Complexes = std::vector<std::complex<float>>;
+  CHECK(scaled(DType::kComplex64, Complexes{{1, -2}, {0, 5}}, 0.5) == Complexes({{0.5f, -1}, {0, 2.5f}}));
+  // Every 16-bit float times one is unchanged; a NaN keeps its payload, with every instruction set.
   for (DType dtype : {DType::kFloat16, DType::kBfloat16}) {
-    const uint32_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
+    const uint32_t infinity = dtype == DType::kFloat16 ? 0x7c00 : 0x7f80,
+                   quiet = dtype == DType::kFloat16 ? 0x200 : 0x40;
+    std::vector<uint16_t> every(65536), quieted(65536), result(65536);
     for (uint32_t bits = 0; bits < 65536; ++bits) {
-      const auto value = static_cast<uint16_t>(bits);
-      uint16_t scaled = 0;
-      scale(dtype, &scaled, &value, 1, 1.0);
-      const bool is_nan = (bits & 0x7fff) > infinity;
-      CHECK(is_nan ? (scaled & 0x7fff) > infinity : scaled == value);
+      every[bits] = static_cast<uint16_t>(bits);
+      quieted[bits] = static_cast<uint16_t>((bits & 0x7fff) > infinity ? bits | quiet : bits);
+    }
+    scale(dtype, result.data(), every.data(), every.size(), 1.0);
+    CHECK(result == every);
+    const int row = static_cast<int>(dtype);
+    for (const Kernels* kernels : available_kernels()) {
+      kernels->scale->table[row](result.data(), every.data(), every.size() - 3, 1.0);
+      kernels->scale->table[row](&result[every.size() - 3], &every[every.size() - 3], 3, 1.0);
+      CHECK(result == quieted);
+      std::vector<float> wide(65536);
+      kernels->scale->widening[row](wide.data(), every.data(), every.size(), 0.5);
+      kernels->scale->narrowing[row](result.data(), wide.data(), every.size(), 2.0);
+      CHECK(result == quieted);
     }
   }
   const uint16_t largest = 0x7bff, smallest = 0x0001, one = 0x3c00;

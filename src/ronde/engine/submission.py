@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -244,6 +245,13 @@ def check(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) ->
     if kind in _REDUCTIONS and (kind, terms.op) != (Allreduce, Adasum):  # of that the communicator knows
         for dtype in {each.dtype for each in given}:
             check_reduction(dtype, terms.op)
+    if kind in _REDUCTIONS and not (math.isfinite(terms.prescale) and math.isfinite(terms.postscale)):
+        for each in given:
+            if DType.uint8 <= each.dtype <= DType.int64:
+                raise UsageError(
+                    f"{each.dtype.name} values cannot be multiplied by prescale_factor={terms.prescale} and "
+                    f"postscale_factor={terms.postscale}: the factors of integers are finite"
+                )
     if kind is Broadcast and not 0 <= terms.root < size:
         raise UsageError(f"root {terms.root} is not one of the ranks 0 to {size - 1}")
     if kind in (Reducescatter, Alltoall):

@@ -100,7 +100,15 @@ def _working_type(tensor: Any, op: ReduceOp, is_scaled: bool) -> Any:
 
 
 def _scaled(tensor: Any, factor: float) -> Any:
-    """Scale as the engine does: integers in float64, truncated; bool unchanged."""
     if _divides(tensor):
         return tensor * factor
-    return tensor.clone() if tensor.dtype is torch.bool else (tensor.double() * factor).to(tensor.dtype)
+    return tensor.clone() if tensor.dtype is torch.bool else scaled_integers(tensor, factor)
+
+
+def scaled_integers(tensor: Any, factor: float) -> Any:
+    """Scale as the engine does, except for products with fractions from 2**53 on, which are those of float64."""
+    factor = float(factor)
+    if factor.is_integer():
+        modulus = 1 << 64  # products wrap around, and so may the factor
+        return tensor * ((int(factor) + modulus // 2) % modulus - modulus // 2)
+    return (tensor.double() * factor).to(tensor.dtype)

@@ -24,6 +24,7 @@ from ronde.torch.call import Call
 from ronde.torch.groups import start_group
 from ronde.torch.handles import check_tensors
 from ronde.torch.members import size_of
+from ronde.torch.on_device import scaled_integers
 from ronde.types import Average, Kind, ReduceOp, Sum
 
 __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
@@ -144,6 +145,6 @@ class SparseHandle:
                 values.mul_(factor)
             return
         if self._factor != 1:
-            values.copy_((values.double() * self._factor).trunc_())
+            values.copy_(scaled_integers(values, self._factor))
         if self._op is Average:
             values.copy_(values.div(contributors, rounding_mode="trunc"))

@@ -123,6 +123,33 @@ def average_integers() -> None:
     ronde.shutdown()
 
 
+def scale_integers() -> None:
+    """Products with factors are exact, and wrap around as sums do; what cannot be exact is refused."""
+    ronde.init()
+    size = ronde.size()
+    large = np.array([2**60 + 1, -(2**60) - 1, 3, -3])
+    half = np.array([2**62, 2**59 + 1, 7, -7])
+    wrap = np.array([100, -100, 1], np.int8) if ronde.rank() == 0 else np.array([-100, 100, 0], np.int8)
+    for reduce in (
+        ronde.allreduce,
+        ronde.allreduce,
+        lambda x, *named, **how: ronde.grouped_allreduce([x], *named, **how)[0],
+    ):
+        assert reduce(large, "post", op=ronde.Max, postscale_factor=2.0).tolist() == (2 * large).tolist()
+        assert reduce(half, "fraction", op=ronde.Min, postscale_factor=0.5).tolist() == [2**61, 2**58, 3, -3]
+        # A product that exceeds the type, and a sum that brings it back.
+        sums = reduce(wrap, "pre", op=ronde.Sum, prescale_factor=2.0)
+        assert sums.tolist() == (200 * np.array([2 - size, size - 2, 0]) + [0, 0, 2]).astype(np.int8).tolist()
+        share = ronde.reducescatter(np.full(size, 2**60 + 1), "share", op=ronde.Max, prescale_factor=4)
+        assert share.tolist() == [2**62 + 4]
+        for factor in (np.inf, np.nan):
+            with pytest.raises(
+                ronde.UsageError, match=f"int64 values cannot be multiplied by .*={factor} .* are finite"
+            ):
+                ronde.allreduce(large, "post", op=ronde.Max, prescale_factor=factor)
+    ronde.shutdown()
+
+
 def reduce_zeros() -> None:
     """Zeros of either sign: the result does not depend on the element's place, nor on fusion."""
     ronde.init()
@@ -189,6 +216,12 @@ def test_signs_of_zeros_do_not_depend_on_the_place(topology: str) -> None:
 @pytest.mark.parametrize("hosts", [pytest.param("aaaa", marks=pytest.mark.slow), "aabb", "abcd"])
 def test_averages_and_scaled_sums_by_name_do_not_overflow(hosts: str) -> None:
     with ranks.start(average_large_values, len(hosts), places=on_hosts(hosts)) as job:
+        job.results()
+
+
+@pytest.mark.parametrize("hosts", ["aaa", pytest.param("aab", marks=pytest.mark.slow)])
+def test_factors_of_integers_are_exact(hosts: str) -> None:
+    with ranks.start(scale_integers, len(hosts), places=on_hosts(hosts)) as job:
         job.results()
 
 

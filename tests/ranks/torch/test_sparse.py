@@ -64,6 +64,8 @@ def forms(rank: int, size: int) -> None:
     assert other.tolist() == [size, size]
     scaled = hvd.allreduce(scattered(rank), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
     same(scaled, expected * 2, torch.float32)
+    whole = hvd.allreduce(torch.tensor([2**59 + 1, 7]).to_sparse(), op=hvd.Average, prescale_factor=2.0)
+    assert whole.to_dense().tolist() == [2**60 + 2, 14]
     for compression in (hvd.Compression.fp16, hvd.Compression.bf16):
         same(hvd.allreduce(scattered(rank), op=hvd.Sum, compression=compression), expected, torch.float32)
 
