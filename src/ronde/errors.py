@@ -1,7 +1,7 @@
 """The errors that Ronde raises on purpose.
 
 RondeError
-├── UsageError (ValueError)          the arguments of a call are invalid; nothing was sent
+├── UsageError (ValueError)          the arguments of a call are invalid; nothing was sent, or it says so
 │   ├── NotInitializedError          a call that needs `ronde.init()` first
 │   └── UnsupportedError             an operation that does not exist for these arguments (also NotImplementedError)
 ├── MismatchError (RuntimeError)     ranks made different calls; names both values and both ranks
@@ -46,7 +46,9 @@ class RondeError(Exception):
 
 
 class UsageError(RondeError, ValueError):
-    """The arguments of this call are invalid. Nothing was sent; the next call works."""
+    """The arguments of this call are invalid. Nothing was sent, unless the error says that the other ranks have their
+    results; the next call works.
+    """
 
 
 class NotInitializedError(UsageError):

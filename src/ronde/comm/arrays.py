@@ -174,7 +174,11 @@ def late_target(given: Operand, shape: tuple[int, ...], out: ResultT | None = No
     try:
         return target(given, shape, out)
     except UsageError as error:
-        return target(given, shape)._replace(refusal=error)
+        refusal = UsageError(
+            f"{error}. The shape of the result depends on the other ranks, so they have made this call and have their "
+            "results: correct out, and do not repeat the call on this rank alone"
+        )
+        return target(given, shape)._replace(refusal=refusal)
 
 
 def overlap(one: Any, other: Any) -> bool:

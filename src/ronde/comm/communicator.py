@@ -2,9 +2,9 @@
 
 The rules:
   1. All ranks of a communicator make the same calls in the same order, one thread at a time.
-  2. Every call returns, or raises: `UsageError` if the arguments are invalid (nothing was sent), `MismatchError` if the
-     ranks made different calls, a `PeerError` if the communicator has failed. After a `PeerError` every later call
-     raises the same one.
+  2. Every call returns, or raises: `UsageError` if the arguments are invalid (nothing was sent, or the error says that
+     the other ranks have their results), `MismatchError` if the ranks made different calls, a `PeerError` if the
+     communicator has failed. After a `PeerError` every later call raises the same one.
   3. Arrays are NumPy arrays, PyTorch CPU tensors, or anything with DLPack or the buffer protocol; results are of the
      input's kind. `out` receives the result, of the right shape and type; it may be the input itself.
 """

@@ -33,7 +33,8 @@ _PARAMETERS = {
     "dtype": "any NumPy dtype (default: float32).",
 }
 _ERRORS = {
-    "UsageError": "an argument is invalid. Nothing was sent; the next call works.",
+    "UsageError": "an argument is invalid. Nothing was sent, unless the error says that the other ranks have their"
+    " results (an `out` of the wrong shape in allgather, gather, scatter or alltoall). The next call works.",
     "MismatchError": "the ranks made different calls; the error quotes both.",
     "PeerLostError": "a rank died, left or cannot be reached. It is final for this communicator.",
     "AbortedError": "a rank called `abort`.",
