@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
+
+if TYPE_CHECKING:
+    import hmac
 
 __all__ = ["KEY_BYTES", "JobKey"]
 
@@ -66,12 +70,16 @@ class JobKey:
 
     def hmac(self, *parts: bytes) -> bytes:
         """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length, so that no two lists collide."""
+        return self.begin_hmac(*parts).digest()
+
+    def begin_hmac(self, *parts: bytes) -> hmac.HMAC:
+        """Return the HMAC of these parts as an object, to be updated with more bytes, whose number the parts tell."""
         import hmac
 
         mac = hmac.new(self._secret, digestmod="sha256")
         for part in parts:
             mac.update(len(part).to_bytes(8, "big") + part)
-        return mac.digest()
+        return mac
 
     def __eq__(self, other: object) -> bool:
         import hmac

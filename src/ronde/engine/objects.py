@@ -2,34 +2,39 @@
 
 The rules:
   1. Objects travel pickled, and only between processes that have proved that they know the job key.
-  2. A header goes first: the length of the pickle, and whether there is one. A rank whose object cannot be pickled
-     sends the text of its error instead. It raises that error, and all other ranks raise RemoteError with the text, so
-     that no rank waits for bytes that never come.
-  3. A pickle can run any program, and tensors may travel without tags or through a library that has none. So the
-     header ends with an HMAC under the job key, and a rank checks it before it unpickles or shows the bytes.
+  2. A header goes first: the length of the content, and whether there is a pickle. A rank whose object cannot be
+     pickled sends the text of its error instead. It raises that error, and all other ranks raise RemoteError with the
+     text, so that no rank waits for bytes that never come.
+  3. The content follows, of a broadcast in pieces, so that the root needs memory for one piece only and its HMAC is
+     computed while the others compute theirs. `engine/packed_objects` says what it consists of.
   4. A rank that has joined contributes no object and no header, so each header names the rank that it comes from. The
      HMAC covers that rank, and the ranks of an all-gather ascend: no object can stand in for another.
 """
 
 from __future__ import annotations
 
-import hmac
-import pickle
-import struct
-import traceback
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ronde.comm.queries import rank
-from ronde.comm.world import meeting
 from ronde.engine.operations import allgather_async, broadcast
+from ronde.engine.packed_objects import (
+    HEADER_BYTES,
+    ObjectHeader,
+    OutgoingObject,
+    check_tag,
+    new_tag,
+    unpack_object,
+)
 from ronde.engine.process_sets import ProcessSet
-from ronde.errors import AuthenticationError, RemoteError
+from ronde.errors import AuthenticationError
 
 __all__ = ["allgather_object", "broadcast_object"]
 
 ObjectT = TypeVar("ObjectT")
+
+_PIECE_BYTES = 16 << 20
 
 
 def broadcast_object(
@@ -54,14 +59,15 @@ def broadcast_object(
         UsageError: `root` is not a rank, or this process is not in the set.
     """
     name = name or "broadcast_object"
-    at_root = rank() == root
-    packed = _pack(obj, name, root) if at_root else _NOTHING
-    header = _Header.read(broadcast(packed.header, root, f"{name}.header", process_set=process_set))
-    content = packed.content if at_root else np.empty(header.length, np.uint8)
-    content = broadcast(content, root, f"{name}.content", process_set=process_set)
-    if packed.error is not None:
-        raise packed.error
-    return cast(ObjectT, obj if at_root else _unpack(header._replace(source=root), content, name))
+    if rank() == root:
+        outgoing = OutgoingObject(obj, name, root)
+        broadcast(outgoing.header.packed(), root, f"{name}.header", process_set=process_set)
+        _send(outgoing, name, process_set)
+        if outgoing.error is not None:
+            raise outgoing.error
+        return cast(ObjectT, obj)
+    told = broadcast(np.zeros(HEADER_BYTES, np.uint8), root, f"{name}.header", process_set=process_set)
+    return cast(ObjectT, _receive(ObjectHeader.read(told)._replace(source=root), name, process_set))
 
 
 def allgather_object(
@@ -86,82 +92,61 @@ def allgather_object(
         UsageError: this process is not in the set.
     """
     name = name or "allgather_object"
-    packed = _pack(obj, name, rank())
+    outgoing = OutgoingObject(obj, name, rank())
+    mine = np.empty(outgoing.header.content_length, np.uint8)
+    outgoing.fill(mine)
     sent = [
-        allgather_async(packed.header[np.newaxis], f"{name}.header", process_set),
-        allgather_async(packed.content, f"{name}.content", process_set),
+        allgather_async(outgoing.header.packed()[np.newaxis], f"{name}.header", process_set),
+        allgather_async(mine, f"{name}.content", process_set),
     ]
     rows, contents = (handle.wait() for handle in sent)
-    if packed.error is not None:
-        raise packed.error
-    headers = [_Header.read(row) for row in rows]
+    if outgoing.error is not None:
+        raise outgoing.error
+    headers = [ObjectHeader.read(row) for row in rows]
     sources = [header.source for header in headers]
     if sources != sorted(set(sources)):
         raise AuthenticationError(
             f"the objects '{name}' arrive as those of ranks {sources}, which do not ascend"
         )
-    parts = np.split(contents, np.cumsum([header.length for header in headers])[:-1])
-    return [_unpack(header, part, name) for header, part in zip(headers, parts)]
+    objects, begin = [], 0
+    for header in headers:
+        content = contents[begin : begin + header.content_length]
+        begin += header.content_length
+        objects.append(_checked(header, content, name))
+    return objects
 
 
-class _Header(NamedTuple):
-    """The header of an object: its length in bytes, its rank, whether it is the text of an error, and the HMAC."""
-
-    length: int
-    source: int
-    is_error: bool
-    tag: bytes
-
-    @classmethod
-    def read(cls, header: np.ndarray[Any, Any]) -> _Header:
-        return cls(*_HEADER.unpack(header.tobytes()))
-
-    def packed(self) -> np.ndarray[Any, Any]:
-        return np.frombuffer(_HEADER.pack(*self), np.uint8)
+def _send(outgoing: OutgoingObject, name: str, process_set: ProcessSet | None) -> None:
+    """Broadcast the content of this rank's object."""
+    length, root = outgoing.header.content_length, outgoing.header.source
+    memory = np.empty(min(length, _PIECE_BYTES), np.uint8)
+    for begin in range(0, length, _PIECE_BYTES):
+        piece = memory[: length - begin]
+        outgoing.fill(piece)
+        broadcast(piece, root, _name_of(piece, name), out=piece, process_set=process_set)
 
 
-class _Packed(NamedTuple):
-    """A packed object; `error` is the reason why it cannot be pickled, if any."""
-
-    header: np.ndarray[Any, Any]
-    content: np.ndarray[Any, Any]
-    error: Exception | None = None
-
-
-_HEADER = struct.Struct("<QI?32s")
-_NOTHING = _Packed(np.zeros(_HEADER.size, np.uint8), np.empty(0, np.uint8))
-
-
-def _pack(obj: Any, name: str, source: int) -> _Packed:
-    error = None
-    try:
-        content = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
-    except Exception as failure:  # pickling runs the object's own code, which may raise anything
-        error = failure
-        content = "".join(traceback.format_exception(failure)).encode(errors="replace")
-    is_error = error is not None
-    header = _Header(len(content), source, is_error, _tag(content, is_error, name, source))
-    return _Packed(header.packed(), np.frombuffer(content, np.uint8), error)
+def _receive(header: ObjectHeader, name: str, process_set: ProcessSet | None) -> Any:
+    """Return the root's object."""
+    content = np.empty(header.content_length, np.uint8)
+    tag = new_tag(header, name)
+    for begin in range(0, content.size, _PIECE_BYTES):
+        piece = content[begin : begin + _PIECE_BYTES]
+        broadcast(piece, header.source, _name_of(piece, name), out=piece, process_set=process_set)
+        if tag is not None:
+            tag.update(piece[: max(0, header.length - begin)])
+    check_tag(tag, content, header, name)
+    return unpack_object(header, content)
 
 
-def _unpack(header: _Header, content: np.ndarray[Any, Any], name: str) -> Any:
-    _, source, is_error, tag = header
-    received = content.tobytes()
-    if not hmac.compare_digest(tag, _tag(received, is_error, name, source)):
-        raise AuthenticationError(
-            f"the object '{name}' of rank {source} was altered in transit, so Ronde does not unpickle it "
-            "(docs/security.md says how to protect all payload)"
-        )
-    if not is_error:
-        return pickle.loads(received)
-    text = received.decode()
-    last_line = text.strip().rsplit("\n", 1)[-1]
-    raise RemoteError(f"rank {source} cannot pickle its object: {last_line}", source, text)
+def _name_of(piece: np.ndarray[Any, Any], name: str) -> str:
+    """Whole pieces have a name of their own, so that all but the first need no negotiation."""
+    return f"{name}.piece" if piece.size == _PIECE_BYTES else f"{name}.content"
 
 
-def _tag(content: bytes, is_error: bool, name: str, source: int) -> bytes:
-    """Return the HMAC of an object. A process that is alone has no job key, and needs none."""
-    met = meeting()
-    if met is None:
-        return bytes(32)
-    return met.key.hmac(b"object", name.encode(), b"%d %d" % (source, is_error), content)
+def _checked(header: ObjectHeader, content: np.ndarray[Any, Any], name: str) -> Any:
+    tag = new_tag(header, name)
+    if tag is not None:
+        tag.update(content[: header.length])
+    check_tag(tag, content, header, name)
+    return unpack_object(header, content)

@@ -133,7 +133,9 @@ def outputs_of_other_kinds() -> None:
         for given in (x, strided(x)):
             for out in (bytearray(length), memoryview(bytearray(length))):
                 if world.rank == 0 or name not in ("reduce", "gather"):
-                    message = f"^out must be a NumPy array or a PyTorch tensor, not {type(out).__name__}$"
+                    message = (
+                        rf"^out must be a NumPy array or a PyTorch tensor, not {type(out).__name__}(\.|$)"
+                    )
                     with pytest.raises(ronde.UsageError, match=message):
                         operation(given, out=out)
                 elif name == "gather":  # the root refuses its output when it has served the others

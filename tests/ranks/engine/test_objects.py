@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ronde
 from ronde.engine import objects
+from ronde.engine.packed_objects import OutgoingObject
 from ronde.launch.templates.template import Template
 from ronde.testing import ranks
 
@@ -131,23 +134,91 @@ def test_habits_from_other_systems_are_answered_with_what_to_write() -> None:
     assert said[2].endswith("in Ronde it is communicator.rank")
 
 
-def alter_an_object_on_its_way() -> str:
+def alter_an_object_on_its_way(place: int, of_header: bool) -> str:
     ronde.init()
-    header, content, root = "told.header", "told.content", 1
+    root = 1
     if ronde.rank() == root:  # what a relay between the hosts could do, or a library that carries tensors
-        packed = objects._pack(["harmless"], "told", root)
-        altered = packed.content.copy()
-        altered[-3] ^= 1
-        ronde.broadcast(packed.header, root, header)
-        ronde.broadcast(altered, root, content)
+        outgoing = OutgoingObject(["harmless", np.ones(10_000)], "told", root)
+        header, content = outgoing.header.packed().copy(), np.empty(outgoing.header.content_length, np.uint8)
+        outgoing.fill(content)
+        (header if of_header else content)[place] ^= 1
+        ronde.broadcast(header, root, "told.header")
+        ronde.broadcast(content, root, "told.content")
         return ""
     with pytest.raises(ronde.AuthenticationError) as caught:
         ronde.broadcast_object(None, root, "told")
     return str(caught.value)
 
 
-def test_an_altered_object_is_not_unpickled() -> None:
-    told, _ = ranks.run(alter_an_object_on_its_way, 2)
+@pytest.mark.parametrize(
+    ("place", "of_header"), [(2, False), (5_000, False), (-40, False), (-1, False), (8, True), (-1, True)]
+)
+def test_an_altered_object_is_not_unpickled(place: int, of_header: bool) -> None:
+    """Its pickle, its buffers, its HMAC, and what the header says of them."""
+    told, _ = ranks.run(alter_an_object_on_its_way, 2, place, of_header)
     assert told.startswith(
         "the object 'told' of rank 1 was altered in transit, so Ronde does not unpickle it"
     )
+
+
+def exchange_buffers() -> None:
+    """Buffers of many kinds and sizes, which end within pieces, at their ends and behind them."""
+    ronde.init()
+    objects._PIECE_BYTES = 1 << 20
+    rank, size = ronde.rank(), ronde.size()
+    read_only = np.arange(20_000.0)
+    read_only.flags.writeable = False
+    for extra in (0, 1, 31, 32, 33, 64, 100):
+        of_root = {
+            "large": np.arange((3 << 20) + extra, dtype=np.uint8),
+            "columns": np.asfortranarray(np.arange(60_000.0).reshape(200, 300)),
+            "every other": np.arange(50_000)[::2],
+            "small": np.arange(5),
+            "read only": read_only,
+            "bytes": b"b" * 200_000,
+            "array": bytearray(b"c" * 300_000),
+            "texts": ["text"] * 10,
+            "none": np.empty((0, 4)),
+        }
+        root = extra % size
+        told = ronde.broadcast_object(of_root if rank == root else None, root)
+        for received in (told, *ronde.allgather_object(of_root)):
+            assert received.keys() == of_root.keys()
+            for key, value in of_root.items():
+                np.testing.assert_array_equal(received[key], value)
+            assert received["columns"].flags.f_contiguous
+            assert not received["read only"].flags.writeable
+            assert received["large"].flags.writeable
+        if rank != root:
+            told["large"][:] = 0  # the object of this rank alone
+        ronde.barrier()
+        assert of_root["large"][1] == 1
+    for length in range(
+        objects._PIECE_BYTES - 70, objects._PIECE_BYTES + 2, 3
+    ):  # its HMAC may lie in two pieces
+        assert ronde.broadcast_object(b"x" * length) == b"x" * length
+    ronde.shutdown()
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_large_buffers_arrive_as_they_were(n: int) -> None:
+    ranks.run(exchange_buffers, n)
+
+
+def peak_of_a_broadcast() -> list[float]:
+    """How much memory an array of 64 MiB takes on its way, in its sizes, beyond what holds it."""
+    ronde.init()
+    x = np.ones(8 << 20) if ronde.rank() == 0 else None
+    ronde.broadcast_object(x if x is None else x[:10])  # loads what it needs
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    received = ronde.broadcast_object({"x": x})
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert received["x"].sum() == 8 << 20
+    return [(after - before) / (64 << 10)]
+
+
+@pytest.mark.fresh_ranks
+def test_a_broadcast_copies_a_large_array_once() -> None:
+    (at_root,), (elsewhere,) = ranks.run(peak_of_a_broadcast, 2)
+    assert at_root < 0.9  # one piece, and staging memory
+    assert elsewhere < 1.9
