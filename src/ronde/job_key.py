@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from ronde.light_typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 
 if TYPE_CHECKING:
-    import hmac
+    from hmac import HMAC
 
 __all__ = ["KEY_BYTES", "JobKey"]
 
@@ -72,7 +72,7 @@ class JobKey:
         """Return the 32-byte HMAC-SHA256 of the parts, each preceded by its length, so that no two lists collide."""
         return self.begin_hmac(*parts).digest()
 
-    def begin_hmac(self, *parts: bytes) -> hmac.HMAC:
+    def begin_hmac(self, *parts: bytes) -> HMAC:
         """Return the HMAC of these parts as an object, to be updated with more bytes, whose number the parts tell."""
         import hmac
 

@@ -26,6 +26,7 @@ from ronde.engine.packed_objects import (
     check_tag,
     new_tag,
     unpack_object,
+    update_tag,
 )
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import AuthenticationError
@@ -133,8 +134,7 @@ def _receive(header: ObjectHeader, name: str, process_set: ProcessSet | None) ->
     for begin in range(0, content.size, _PIECE_BYTES):
         piece = content[begin : begin + _PIECE_BYTES]
         broadcast(piece, header.source, _name_of(piece, name), out=piece, process_set=process_set)
-        if tag is not None:
-            tag.update(piece[: max(0, header.length - begin)])
+        update_tag(tag, piece[: max(0, header.length - begin)])
     check_tag(tag, content, header, name)
     return unpack_object(header, content)
 
@@ -146,7 +146,6 @@ def _name_of(piece: np.ndarray[Any, Any], name: str) -> str:
 
 def _checked(header: ObjectHeader, content: np.ndarray[Any, Any], name: str) -> Any:
     tag = new_tag(header, name)
-    if tag is not None:
-        tag.update(content[: header.length])
+    update_tag(tag, content[: header.length])
     check_tag(tag, content, header, name)
     return unpack_object(header, content)

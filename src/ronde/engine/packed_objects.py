@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from ronde.comm.world import meeting
 from ronde.errors import AuthenticationError, RemoteError
 
-__all__ = ["HEADER_BYTES", "ObjectHeader", "OutgoingObject", "check_tag", "new_tag", "unpack_object"]
+__all__ = [
+    "HEADER_BYTES",
+    "ObjectHeader",
+    "OutgoingObject",
+    "check_tag",
+    "new_tag",
+    "unpack_object",
+    "update_tag",
+]
 
 Bytes = NDArray[np.uint8]
 
@@ -103,8 +111,7 @@ class OutgoingObject:
             done += part.nbytes
             if later.nbytes:
                 self._chunks.append(later)
-        if self._tag is not None:
-            self._tag.update(content)
+        update_tag(self._tag, content)
         if rest.size:
             if self._last is None:
                 self._last = bytes(TAG_BYTES) if self._tag is None else self._tag.digest()
@@ -115,7 +122,13 @@ class OutgoingObject:
 def new_tag(header: ObjectHeader, name: str) -> hmac.HMAC | None:
     """Return an HMAC to be updated with the content. A process that is alone has no job key, and needs none."""
     met = meeting()
-    return met and met.key.begin_hmac(b"object", name.encode(), _HEADER.pack(*header))
+    return None if met is None else met.key.begin_hmac(b"object", name.encode(), _HEADER.pack(*header))
+
+
+def update_tag(tag: hmac.HMAC | None, content: NDArray[Any]) -> None:
+    """Let the HMAC cover these bytes, too."""
+    if tag is not None:
+        tag.update(cast(Any, content))
 
 
 def check_tag(tag: hmac.HMAC | None, content: Bytes, header: ObjectHeader, name: str) -> None:

@@ -169,7 +169,7 @@ def exchange_buffers() -> None:
     read_only = np.arange(20_000.0)
     read_only.flags.writeable = False
     for extra in (0, 1, 31, 32, 33, 64, 100):
-        of_root = {
+        of_root: dict[str, Any] = {
             "large": np.arange((3 << 20) + extra, dtype=np.uint8),
             "columns": np.asfortranarray(np.arange(60_000.0).reshape(200, 300)),
             "every other": np.arange(50_000)[::2],
@@ -211,7 +211,7 @@ def peak_of_a_broadcast() -> list[float]:
     x = np.ones(8 << 20) if ronde.rank() == 0 else None
     ronde.broadcast_object(x if x is None else x[:10])  # loads what it needs
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    received = ronde.broadcast_object({"x": x})
+    received: dict[str, Any] = ronde.broadcast_object({"x": x})
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert received["x"].sum() == 8 << 20
     return [(after - before) / (64 << 10)]
