@@ -2,12 +2,22 @@
 // operations.
 #include "host_group.h"
 
+#include <chrono>
 #include <cstring>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "error.h"
+#include "steady_clock.h"
 
 namespace ronde {
+namespace {
+
+// Much longer than a rank that runs needs to leave a failed call, also where many processes share a core.
+constexpr int64_t kDepartureNs = 1'000'000'000;
+
+}  // namespace
 
 HostGroup::HostGroup(const HostSegment& segment, const SymmetricSegments& symmetric, std::vector<int> ranks, int index,
                      std::vector<BellHandle> bell_handles, Waiter& waiter)
@@ -31,8 +41,10 @@ HostGroup::Buffers HostGroup::announce(const Call& call, const void* in, void* o
   Buffers buffers;
   buffers.pin = std::make_unique<SymmetricSegments::Pin>(symmetric_);
   const Places places = places_of(in, bytes, out, bytes);
+  expose_output(places.out, bytes);
   exchange_announcements(call, 0, &places);
   const bool are_symmetric = is_symmetric(&Places::in) && is_symmetric(&Places::out);
+  if (!are_symmetric) cover_output();
   for (int local = 0; are_symmetric && local < size(); ++local) {
     buffers.in.push_back(input_of(local, 0, bytes));
     buffers.out.push_back(symmetric_.resolve(announcement(local).places.out, local, bytes));
@@ -65,11 +77,12 @@ void HostGroup::exchange_announcements(const Call& call, uint64_t value, const P
 }
 
 // Every rank compares all calls with the first rank's, so that all ranks get the same result.
-void HostGroup::compare_calls() const {
+void HostGroup::compare_calls() {
   const Call& first = announcement(0).call;
   for (int local = 1; local < size(); ++local) {
     const Call& other = announcement(local).call;
     if (other != first) [[unlikely]] {
+      cover_output();  // no rank goes on with the call
       throw MismatchError(describe_mismatch(ranks_[0], first, ranks_[local], other));
     }
   }
@@ -139,8 +152,60 @@ void HostGroup::wait_for_all(Counter counter, uint64_t value) {
 
 // Symmetric buffers belong to the caller again once no rank accesses them.
 void HostGroup::finish_symmetric() {
-  publish(&Slot::finished, ++finished_);
-  wait_for_all(&Slot::finished, finished_);
+  publish(&Slot::finished, finished_ + 1);
+  wait_for_all(&Slot::finished, finished_ + 1);
+  // A rank may have left after it had published this, and changed its buffer while this rank still read it.
+  check_presence();
+  ++finished_;
+  cover_output();
+}
+
+// --- Failed calls ----------------------------------------------------------------------------------------------------
+
+void HostGroup::expose_output(const Place& out, size_t bytes) {
+  if (out.segment != 0 && out.segment != Place::kNowhere) exposure_ = {announced_ + 1, out, bytes};
+}
+
+// Between the announcement of this rank and this check is the fence of ring_all(). It also is between `left` and the
+// looks at announcements of a rank that leaves. So either this rank sees that the other one has left, or the other one
+// sees that this rank may write. The fence here orders the check after this rank's reads of other buffers.
+void HostGroup::check_presence() const {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (int local = 0; local < size(); ++local) {
+    const uint64_t left = segment_.slot(local).left.load(std::memory_order_relaxed);
+    if (left == 0 || left > finished_ + 1) [[likely]] {
+      continue;
+    }
+    const int rank = ranks_[local];
+    throw Failure(FailureKind::kPeerLost, rank, "rank " + std::to_string(rank) + " has left a call that failed");
+  }
+}
+
+void HostGroup::leave() {
+  segment_.slot(index_).left.store(finished_ + 1, std::memory_order_release);
+  ring_all();
+}
+
+bool HostGroup::may_write(int local) const {
+  const Slot& slot = segment_.slot(local);
+  const Announcement& told = slot.announcements[exposure_.announced & 1];
+  return local != index_ && told.number.load(std::memory_order_acquire) >= exposure_.announced &&
+         slot.finished.load(std::memory_order_acquire) <= finished_ && slot.left.load(std::memory_order_acquire) == 0;
+}
+
+void HostGroup::take_back_output(FunctionRef<bool(int)> has_gone) {
+  if (exposure_.announced == 0) return;
+  const int64_t end_ns = steady_now_ns() + kDepartureNs;
+  for (int local = 0; local < size(); ++local) {
+    while (may_write(local) && !has_gone(ranks_[local])) {
+      if (steady_now_ns() > end_ns) {
+        symmetric_.make_private(exposure_.out, exposure_.bytes);
+        return cover_output();
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  cover_output();
 }
 
 }  // namespace ronde

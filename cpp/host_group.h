@@ -1,12 +1,15 @@
 // Collectives among the ranks of one host, through shared memory.
 //
-// The three rules:
+// The four rules:
 //   1. Every call begins with an announcement: each rank publishes its Call and waits for the others'. If the calls
 //      differ, all ranks find out here, before a byte is combined, and the next call works again.
 //   2. A rank starts call k+1 only after it has finished call k. So its announcement of k+1 means that it no longer
 //      reads anything of call k, and two announcement slots (by parity) are enough.
 //   3. Private memory passes through staging lanes, window by window. Each lane exists twice (by parity of the window).
 //      A rank fills a lane again only after it has seen that the reader has consumed the lane's window before last.
+//   4. A rank whose call has failed leaves it for good. Until the others have left, too, they may write to its
+//      symmetric output. So they look for ranks that have left before each piece that they write, and the rank takes
+//      its output back before the call returns (take_back_output).
 //
 // Counters only grow, and in a call every rank advances them by the same number of windows, so they stay equal.
 // Reductions combine in rank order whatever the path, size or windows: results are bitwise equal on all ranks and in
@@ -14,6 +17,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +27,7 @@
 
 #include "bell.h"
 #include "call.h"
+#include "function_ref.h"
 #include "host_segment.h"
 #include "mesh.h"
 #include "reduction.h"
@@ -76,6 +81,23 @@ class HostGroup {
   Buffers announce(const Call& call, const void* in, void* out, size_t bytes);
   // Returns when all ranks have called it: from then on no other rank accesses the buffers.
   void release_buffers() { finish_symmetric(); }
+  // Calls write(begin, bytes) for one piece after another of `bytes` bytes, which go to as many buffers of other ranks.
+  // Throws Failure if a rank has left the call: from then on its buffer may hold other data.
+  template <class Write>
+  void write_in_pieces(size_t bytes, size_t buffers, Write&& write) const {
+    const size_t most = kWrittenBytes / std::bit_ceil(buffers);
+    for (size_t begin = 0; begin < bytes; begin += most) {
+      check_presence();
+      write(begin, std::min(most, bytes - begin));
+    }
+  }
+
+  // The end of a failed call. leave(): from here on this rank accesses no buffer of others and makes no call.
+  // take_back_output(): returns when no other rank can change this rank's output. It waits a moment for the others to
+  // leave, except for those of which `has_gone` is true. If one does not leave, because it is stopped, the output's
+  // pages are replaced by a private copy at the same address.
+  void leave();
+  void take_back_output(FunctionRef<bool(int)> has_gone);
 
   // Gathers every rank's `value`, in rank order.
   void exchange(const Call& call, uint64_t value, std::span<uint64_t> values);
@@ -133,10 +155,16 @@ class HostGroup {
   std::byte* part_of_message(int local, size_t offset, size_t bytes) const;
   // Copies a part of another rank's message.
   void take(std::byte* message, size_t bytes, std::byte* to) const;
-  void compare_calls() const;
+  void compare_calls();
   void ring_all();
   // The places of this rank's buffers, for its announcement. They must be pinned from here to the end of the call.
   Places places_of(const void* in, size_t in_bytes, const void* out = nullptr, size_t out_bytes = 0) const;
+  // From the next announcement on other ranks may write to this rank's output buffer. cover_output(): no longer.
+  void expose_output(const Place& out, size_t bytes);
+  void cover_output() { exposure_ = {}; }
+  // Throws Failure if a rank of this host has left this call.
+  void check_presence() const;
+  bool may_write(int local) const;
   // Whether all ranks can access this buffer of all ranks, and one of them has bytes. The same on all of them.
   bool is_symmetric(Place Places::* buffer) const;
   // The address of `bytes` bytes from `offset` on, in the input of rank `local`, which must be symmetric.
@@ -183,6 +211,15 @@ class HostGroup {
   bool are_carried_ = false;  // the last announcements tell sizes and have the blocks
   uint64_t windows_ = 0;      // windows passed; the same on every rank between calls
   uint64_t finished_ = 0;     // calls on symmetric memory; the same on every rank between calls
+
+  // The bytes between two looks for ranks that have left: writing them takes much longer than a look, and much less
+  // than a rank waits for it.
+  static constexpr size_t kWrittenBytes = size_t{1} << 20;
+  struct {
+    uint64_t announced = 0;  // the announcement that tells the buffer's place; 0: no rank may write to it
+    Place out;
+    size_t bytes = 0;
+  } exposure_;
 
   struct {
     const std::atomic<uint64_t>* word = nullptr;

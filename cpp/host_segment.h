@@ -50,6 +50,8 @@ struct Slot {
   alignas(2 * kLine) std::atomic<uint64_t> staged{0};    // windows whose lanes are filled
   alignas(2 * kLine) std::atomic<uint64_t> consumed{0};  // windows whose lanes have been read (and reduced)
   alignas(2 * kLine) std::atomic<uint64_t> finished{0};  // calls on symmetric memory completed
+  // If not 0, the owner has left a failed call for good, its `left`-th one on symmetric memory or a later one.
+  alignas(2 * kLine) std::atomic<uint64_t> left{0};
   alignas(2 * kLine) Bell bell;
 };
 

@@ -16,6 +16,10 @@ class Mapping {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
+  // Gives the pages of [begin, begin + bytes) private copies at the same addresses: this process and the others that
+  // map them no longer see each other's changes. Keeps the rest of the shared pages if there is no memory for a copy.
+  void make_private(std::byte* begin, size_t bytes);
+
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;

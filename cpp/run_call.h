@@ -67,20 +67,29 @@ template <class Body>
 void Communicator::guarded(const Call& call, Body&& body) {
   current_ = call;
   try {
-    body(call);
-  } catch (const MismatchError& error) {
-    if (call.algorithm == static_cast<uint8_t>(Algorithm::kInHost)) throw;  // all ranks throw it
-    fail(Failure(FailureKind::kMismatch, -1, error.what()));
-  } catch (const Interrupted&) {
-    abort("interrupted by a signal");
-    throw;
-  } catch (const Failure& failure) {
-    fail(failure);
-  } catch (const ProtocolError& error) {
-    watch_->distrust(error);
-    throw failure_.failure();
-  } catch (const std::exception& error) {
-    abort("failed in " + call.describe() + ": " + error.what());
+    try {
+      body(call);
+    } catch (const MismatchError& error) {
+      if (call.algorithm == static_cast<uint8_t>(Algorithm::kInHost)) throw;  // all ranks throw it
+      fail(Failure(FailureKind::kMismatch, -1, error.what()));
+    } catch (const Interrupted&) {
+      abort("interrupted by a signal");
+      throw;
+    } catch (const Failure& failure) {
+      fail(failure);
+    } catch (const ProtocolError& error) {
+      watch_->distrust(error);
+      throw failure_.failure();
+    } catch (const std::exception& error) {
+      abort("failed in " + call.describe() + ": " + error.what());
+      throw;
+    }
+  } catch (...) {
+    // The others know of the failure by now. The caller may change its arrays from here on.
+    if (failure_.failed()) {
+      host_->leave();
+      host_->take_back_output([this](int rank) { return watch_->has_gone(rank); });
+    }
     throw;
   }
 }

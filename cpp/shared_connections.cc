@@ -179,6 +179,12 @@ int SharedConnections::pid_of(int process) {
   return peer.pid;
 }
 
+bool SharedConnections::has_ended(int process) {
+  std::lock_guard lock(joining_);
+  const auto end = ends_.find(process);
+  return end != ends_.end() && !end->second.is_violation;
+}
+
 void SharedConnections::wake_thread() const {
   const uint64_t one = 1;
   if (!wake_.is_open()) return;

@@ -80,6 +80,9 @@ class SharedConnections {
   // The process id of a process of this host in this process's PID namespace, or 0.
   int pid_of(int process);
 
+  // Whether a process, other than this one, has closed its connection: on this host it has ended.
+  bool has_ended(int process);
+
   // The eventfd of a process of this host, or of this one; null: none. Set it before any communicator uses it.
   void set_bell(int process, Descriptor bell) { bells_[process] = std::move(bell); }
   const Descriptor* bell(int process) const;

@@ -23,6 +23,15 @@ void SymmetricSegments::drop(uint32_t number) {
   if (pins_ == 0) std::erase_if(segments_, [](const Segment& segment) { return segment.is_dropped; });
 }
 
+void SymmetricSegments::make_private(const Place& place, size_t bytes) const {
+  std::lock_guard lock(mutex_);
+  for (Segment& segment : segments_) {
+    if (segment.number != place.segment) continue;
+    segment.is_private = true;
+    segment.mapping->make_private(segment.own + place.offset, bytes);
+  }
+}
+
 void SymmetricSegments::pin() const {
   std::lock_guard lock(mutex_);
   ++pins_;
@@ -43,7 +52,7 @@ LiveSegments SymmetricSegments::live() const {
   LiveSegments live{0, next_ - 1};
   for (const Segment& segment : segments_) {
     const uint32_t age = live.newest - segment.number;
-    if (age < 64 && !segment.is_dropped) live.bits |= uint64_t{1} << age;
+    if (age < 64 && segment.is_usable()) live.bits |= uint64_t{1} << age;
   }
   return live;
 }
@@ -54,7 +63,7 @@ Place SymmetricSegments::place_of(const void* data, size_t bytes) const {
   const auto address = reinterpret_cast<uintptr_t>(data);
   for (const Segment& segment : segments_) {
     const auto begin = reinterpret_cast<uintptr_t>(segment.own);
-    if (segment.is_dropped || address < begin) continue;
+    if (!segment.is_usable() || address < begin) continue;
     if (address + bytes <= begin + segment.part_bytes) return {address - begin, segment.number};
   }
   return {};

@@ -43,6 +43,10 @@ class SymmetricSegments {
   uint32_t add(std::shared_ptr<Mapping> mapping, size_t part_bytes, int own);
   // Takes effect once nothing is pinned.
   void drop(uint32_t number);
+  // Gives `bytes` bytes from `place` on in this rank's part, and what else their pages hold, a private copy at the same
+  // address. From here on the whole part counts as private memory. Does nothing if this rank has dropped the segment or
+  // there is no memory for the copy.
+  void make_private(const Place& place, size_t bytes) const;
 
   // As long as one exists, this rank keeps the segments that it has announced: a thread that drops an array must not
   // unmap memory that another one accesses in a call.
@@ -75,6 +79,9 @@ class SymmetricSegments {
     size_t part_bytes;
     std::byte* own;
     bool is_dropped = false;
+    bool is_private = false;
+
+    bool is_usable() const { return !is_dropped && !is_private; }
   };
   void pin() const;
   void unpin() const;

@@ -85,6 +85,8 @@ class Watch : private SharedConnections::Member {
   }
   // True if `rank` has sent its goodbye, after which it neither sends nor receives.
   bool has_left(int rank) const { return departures_[rank].load(std::memory_order_acquire) != kPresent; }
+  // True if `rank` has sent its goodbye or its process has ended.
+  bool has_gone(int rank) const { return has_left(rank) || connections_->has_ended(processes_[rank]); }
   const std::string& name(int rank) const { return names_[rank]; }
 
   // Receives the watch's events. The watch's thread calls it (on_change also other threads). Must not block.

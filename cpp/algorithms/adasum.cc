@@ -255,7 +255,10 @@ void adasum_symmetric(HostGroup& host, const Call& call, const HostGroup::Buffer
   std::byte* const result = buffers.out[index] + offset;
   combine_share(host, call, counts, share, std::move(pieces), scratch.get(ranks / 2 * bytes), result);
   for (std::byte* const out : buffers.out) {
-    if (out + offset != result && bytes > 0) std::memcpy(out + offset, result, bytes);
+    if (out + offset == result) continue;
+    host.write_in_pieces(bytes, 1, [&](size_t begin, size_t piece_bytes) {
+      std::memcpy(out + offset + begin, result + begin, piece_bytes);
+    });
   }
   host.release_buffers();
 }

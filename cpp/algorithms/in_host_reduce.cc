@@ -65,10 +65,12 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
   const bool wants_result = only < 0 || only == index_;
   const SymmetricSegments::Pin pin(symmetric_);
   const Places places = places_of(in, bytes, out, wants_result ? bytes : 0);
+  expose_output(places.out, bytes);
   exchange_announcements(call, 0, &places);
   if (is_symmetric(&Places::in) && is_symmetric(&Places::out)) {
     reduce_symmetric(reduction, count, only);
   } else {
+    cover_output();
     reduce_by_lanes(reduction, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count, only);
   }
 }
@@ -88,17 +90,23 @@ void HostGroup::reduce_symmetric(const Reduction& reduction, size_t count, int o
   const Range own = share_of(count, static_cast<size_t>(size()), static_cast<size_t>(index_));
   const size_t offset = own.begin * reduction.item_bytes();
   const size_t bytes = own.count * reduction.item_bytes();
-  const void* sources[kMaxLocalSize];
-  void* destinations[kMaxLocalSize];
-  int destination_count = 0;
+  const std::byte* in[kMaxLocalSize];
+  std::byte* out[kMaxLocalSize];
+  int out_count = 0;
   for (int local = 0; local < size(); ++local) {
-    sources[local] = input_of(local, offset, bytes);
+    in[local] = input_of(local, offset, bytes);
     if (only >= 0 && only != local) continue;
     Place place = announcement(local).places.out;
     place.offset += offset;
-    destinations[destination_count++] = symmetric_.resolve(place, local, bytes);
+    out[out_count++] = symmetric_.resolve(place, local, bytes);
   }
-  reduce_to_all(reduction, destinations, destination_count, sources, size(), own.count);
+  write_in_pieces(bytes, static_cast<size_t>(out_count), [&](size_t begin, size_t piece_bytes) {
+    const void* sources[kMaxLocalSize];
+    void* destinations[kMaxLocalSize];
+    for (int i = 0; i < size(); ++i) sources[i] = in[i] + begin;
+    for (int i = 0; i < out_count; ++i) destinations[i] = out[i] + begin;
+    reduce_to_all(reduction, destinations, out_count, sources, size(), piece_bytes / reduction.item_bytes());
+  });
   finish_symmetric();
 }
 
