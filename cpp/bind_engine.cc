@@ -44,6 +44,8 @@ struct Handle {
   nb::object error;            // the exception if this tensor alone has failed
   nb::object received_splits;  // of alltoall
 
+  bool has_driven = false;  // the submission has done the first part of the wait
+
   std::array<nb::object*, 6> objects() { return {&cycle, &result, &inputs, &finish, &error, &received_splits}; }
   std::array<const nb::object*, 6> objects() const {
     return {&cycle, &result, &inputs, &finish, &error, &received_splits};
@@ -104,7 +106,7 @@ class PyCycle {
       throw nb::value_error(
           ("tensor '" + std::string(name) + "' is in flight already: wait for it before you submit it again").c_str());
     }
-    return own(std::move(handle), std::move(submitted), std::move(result), std::move(inputs));
+    return own(std::move(handle), std::move(submitted), std::move(result), std::move(inputs), waits);
   }
 
   // A hit's handle is made before the submission: until own() returns, no thread may take the interpreter's lock, and
@@ -113,15 +115,36 @@ class PyCycle {
     return nb::cast(new Handle(std::move(self), nullptr), nb::rv_policy::take_ownership);
   }
 
-  // Returns the handle, as that of a hit.
-  nb::object own(nb::object object, Cycle::Submitted submitted, nb::object result, nb::object inputs) {
+  // Returns the handle, as that of a hit. With `waits` it also does the first part of the wait: in a separate call a
+  // signal handler could raise an exception before it, and the submission has not woken the leader, which this rank may
+  // be.
+  nb::object own(nb::object object, Cycle::Submitted submitted, nb::object result, nb::object inputs, bool waits) {
     Handle& handle = *nb::inst_ptr<Handle>(object);
     handle.completion = std::move(submitted.completion);
     handle.slot = submitted.slot;
     handle.result = std::move(result);
     handle.inputs = std::move(inputs);
-    const nb::object gone = std::exchange(owners_[submitted.slot], object);
+    nb::object gone = std::exchange(owners_[submitted.slot], object);
+    gone.reset();
+    if (waits) {
+      handle.has_driven = true;
+      wait(*handle.completion, Cycle::Patience::kDrive);
+    }
     return object;
+  }
+
+  // As Cycle::wait(), without the GIL.
+  bool wait(Completion& completion, Cycle::Patience patience) {
+    try {
+      const ReleaseGil released;
+      return cycle_->wait(completion, patience);
+    } catch (const Failure& failure) {
+      raise_failure(communicator_, failure);
+    } catch (const UsageError& error) {
+      raise("UsageError", error.what());
+    } catch (const Interrupted&) {
+      throw nb::python_error();
+    }
   }
 
   // Both return the handle of the tensor that was submitted to the slot and does not run from there, or None.
@@ -182,7 +205,7 @@ class Repeat {
       return nb::none();
     }
     if (submitted.answer != Cycle::Answer::kHit) return nb::none();
-    return cycle.own(std::move(handle), std::move(submitted), std::move(result), std::move(inputs));
+    return cycle.own(std::move(handle), std::move(submitted), std::move(result), std::move(inputs), waits);
   }
 
  private:
@@ -205,19 +228,9 @@ nb::object wait(nb::handle_t<Handle> self) {
   const nb::object alive = nb::borrow(self);
   Handle& handle = *nb::inst_ptr<Handle>(self);
   PyCycle& owner = *nb::inst_ptr<PyCycle>(handle.cycle);
-  auto patience = Cycle::Patience::kDrive;
+  auto patience = handle.has_driven ? Cycle::Patience::kSleep : Cycle::Patience::kDrive;
   while (handle.completion->is_pending()) {
-    bool finished = false;
-    try {
-      const ReleaseGil released;
-      finished = owner.cycle().wait(*handle.completion, std::exchange(patience, Cycle::Patience::kSleep));
-    } catch (const Failure& failure) {
-      raise_failure(owner.communicator(), failure);
-    } catch (const UsageError& error) {
-      raise("UsageError", error.what());
-    } catch (const Interrupted&) {
-      throw nb::python_error();
-    }
+    const bool finished = owner.wait(*handle.completion, std::exchange(patience, Cycle::Patience::kSleep));
     if (!finished && PyErr_CheckSignals() != 0) throw nb::python_error();
   }
   owner.drop_handle(handle);

@@ -54,8 +54,8 @@ class Cycle : private Watch::Listener {
         int64_t linger_ns, bool keeps_groups_apart, size_t arity);
   ~Cycle() override;
 
-  // Submits a tensor. `waits`: the caller calls wait() next. The memory stays in use until the completion is finished.
-  // Throws Failure if the engine has failed.
+  // Submits a tensor. `waits`: the caller calls wait() next, whatever happens: for that, the leader may not have been
+  // woken. The memory stays in use until the completion is finished. Throws Failure if the engine has failed.
   enum class Answer { kHit, kMiss, kInFlight };
   struct Submitted {
     Answer answer;

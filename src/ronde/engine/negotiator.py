@@ -119,7 +119,7 @@ class Negotiator:
                 if request == submission.terms.request(submission.name):
                     submission = submission.with_goals(run.rows, self._rank, self._size)
                 # Also with another signature: the cycle refuses a name that is in flight.
-                handle = self._submit_hot(submission, signature, waits)
+                handle = self._submit_hot(submission, signature, waits=False)  # no wait with the lock
                 if handle is not None:
                     self._tell_splits(handle, submission.terms.kind, run)
                     return handle
