@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,11 +41,12 @@ struct Handle {
   int64_t slot = -1;           // of a hit
   nb::object result;           // wait() returns it
   nb::object inputs;           // kept alive
-  nb::object finish;           // if not None: called once, turns `result` into the value that wait() returns
+  nb::object finish;           // if not None: turns `result` into the value that wait() returns; called until it has
   nb::object error;            // the exception if this tensor alone has failed
   nb::object received_splits;  // of alltoall
 
-  bool has_driven = false;  // the submission has done the first part of the wait
+  std::recursive_mutex finishing;  // held during a call of `finish`; no thread that has the GIL waits for it
+  bool has_driven = false;         // the submission has done the first part of the wait
 
   std::array<nb::object*, 6> objects() { return {&cycle, &result, &inputs, &finish, &error, &received_splits}; }
   std::array<const nb::object*, 6> objects() const {
@@ -223,6 +225,19 @@ class Repeat {
   nb::object make_;
 };
 
+// Turns the result into the value that wait() returns. One thread does so, and the others wait for it.
+void finish(Handle& handle) {
+  std::unique_lock lock(handle.finishing, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    const ReleaseGil released;
+    lock.lock();
+  }
+  const nb::object finish = handle.finish;
+  if (finish.is_none()) return;
+  handle.result = sleeping_at_exit([&] { return finish(handle.result); });
+  handle.finish = nb::none();  // if it has raised an error, such as KeyboardInterrupt, the next wait() calls it again
+}
+
 nb::object wait(nb::handle_t<Handle> self) {
   // drop_handle() below may drop the last reference but the caller's.
   const nb::object alive = nb::borrow(self);
@@ -244,10 +259,7 @@ nb::object wait(nb::handle_t<Handle> self) {
     }
     raise_failure(owner.communicator(), owner.cycle().failure().value());
   }
-  if (handle.finish.is_valid() && !handle.finish.is_none()) {
-    const nb::object finish = std::exchange(handle.finish, nb::none());
-    handle.result = sleeping_at_exit([&] { return finish(handle.result); });
-  }
+  if (handle.finish.is_valid() && !handle.finish.is_none()) finish(handle);
   return handle.result.is_valid() ? handle.result : nb::none();
 }
 

@@ -8,6 +8,7 @@ engine takes them one by one, under the group's name, a dot and the position.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,15 +63,17 @@ class _MovedGroup:
         self._handle = handle
         self._pairs = pairs  # the tensors, and whether they are staged
         self._in_place = in_place
+        self._moving = threading.RLock()
         self._results: list[Any] | None = None
 
     def wait(self) -> list[Any]:
-        if self._results is None:
-            results = self._handle.wait()
-            self._results = [
-                self._moved(tensor, result) if staged else result
-                for (tensor, staged), result in zip(self._pairs, results, strict=True)
-            ]
+        results = self._handle.wait()
+        with self._moving:
+            if self._results is None:
+                self._results = [
+                    self._moved(tensor, result) if staged else result
+                    for (tensor, staged), result in zip(self._pairs, results, strict=True)
+                ]
         return self._results
 
     def done(self) -> bool:

@@ -6,6 +6,7 @@ tensor is submitted and after it returns.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class CompletedHandle:
     def __init__(self, handle: Any, finish: Callable[[Any], Any]) -> None:
         self._handle = handle
         self._finish = finish
+        self._finishing = threading.RLock()
         self._result: Any = None
 
     @property
@@ -32,8 +34,10 @@ class CompletedHandle:
         return splits
 
     def wait(self) -> Any:
-        if self._result is None:
-            self._result = self._finish(self._handle.wait())
+        reduced = self._handle.wait()
+        with self._finishing:
+            if self._result is None:
+                self._result = self._finish(reduced)
         return self._result
 
     def done(self) -> bool:

@@ -11,6 +11,7 @@ The rules:
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ class SparseHandle:
         self._tensor, self._name, self._in_place = tensor, call.name, call.in_place
         self._op, self._factor = call.op, call.prescale * call.postscale
         self._size, self._divides_by_all = size_of(call.process_set), engine(call.process_set).divides_by_all
+        self._combining = threading.RLock()
         self._result: Any = None
         mine = tensor.detach().coalesce()
         dims = tensor.sparse_dim()
@@ -90,16 +92,14 @@ class SparseHandle:
 
     def wait(self) -> torch.Tensor:
         """Wait for the result and return it; see `handles.Handle`."""
-        if self._result is None:
-            try:
-                positions, values = self._handle.wait()
-            except MismatchError as error:
-                error.add_note("(This rank has a sparse tensor, of which positions and values are gathered.)")
-                raise
-            self._result = self._combined(positions, values)
-            if self._in_place:
-                with torch.no_grad():
-                    self._result = self._tensor.copy_(self._result)
+        try:
+            positions, values = self._handle.wait()
+        except MismatchError as error:
+            error.add_note("(This rank has a sparse tensor, of which positions and values are gathered.)")
+            raise
+        with self._combining:
+            if self._result is None:
+                self._result = self._completed(positions, values)
         return self._result
 
     __call__ = wait  # Horovod's handles of sparse tensors are functions
@@ -107,6 +107,13 @@ class SparseHandle:
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
         return self._handle.done()
+
+    def _completed(self, positions: Any, values: Any) -> Any:
+        result = self._combined(positions, values)
+        if not self._in_place:
+            return result
+        with torch.no_grad():
+            return self._tensor.copy_(result)
 
     def _combined(self, rows: Any, values: Any) -> Any:
         is_head = rows[:, 0] < 0

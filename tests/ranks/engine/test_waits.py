@@ -1,9 +1,10 @@
-"""Waiting for an operation that is interrupted before it has begun."""
+"""Waiting for an operation: interrupted before it has begun, by two threads, and with an error on the way."""
 
 from __future__ import annotations
 
 import pathlib
 import sys
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -54,3 +55,57 @@ def submit_last_and_be_interrupted(folder: str) -> bool:
 
 def test_an_interrupt_between_submission_and_wait_keeps_no_rank_waiting(tmp_path: pathlib.Path) -> None:
     assert ranks.run(submit_last_and_be_interrupted, 2, str(tmp_path)) == [True, True]
+
+
+class SlowArray(np.ndarray[Any, Any]):
+    """Takes long to be written, and fails as often as `errors` says."""
+
+    errors = 0
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        time.sleep(0.5)
+        if self.errors > 0:
+            self.errors -= 1
+            raise KeyboardInterrupt
+        super().__setitem__(key, value)
+
+
+def slow_array(count: int) -> SlowArray:
+    return np.zeros(2 * count)[::2].view(SlowArray)  # not contiguous, so the result is copied to it
+
+
+def wait_in_two_threads() -> list[bool]:
+    """Return what each thread sees after its wait: whether the result is complete."""
+    ronde.init()
+    out = slow_array(1000)
+    handle = ronde.allreduce_async(np.ones(1000), "x", op=ronde.Sum, out=out)
+    complete = []
+
+    def wait() -> None:
+        handle.wait()
+        complete.append(bool((np.asarray(out) == 2).all()))
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return complete
+
+
+def test_every_waiting_thread_gets_the_complete_result() -> None:
+    assert ranks.run(wait_in_two_threads, 2) == [[True, True], [True, True]]
+
+
+def interrupt_the_copy() -> bool:
+    ronde.init()
+    out = slow_array(1000)
+    out.errors = 1
+    handle = ronde.allreduce_async(np.ones(1000), "x", op=ronde.Sum, out=out)
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    return bool((np.asarray(handle.wait()) == 2).all())
+
+
+def test_a_wait_after_an_interrupted_one_completes_the_result() -> None:
+    assert ranks.run(interrupt_the_copy, 2) == [True, True]
