@@ -199,7 +199,7 @@ def _span(memory: Any) -> tuple[int, int]:
 
 def copy(given: Operand, goal: Target[Any]) -> None:
     """Copy the input into the output's memory, which has the same type and shape."""
-    if given.memory.nbytes > 0:  # the strides of an empty array may be anything, and then it has no view as bytes
+    if given.memory.nbytes > 0:  # an empty array may have any strides, with which it has no view as bytes
         _bytes_of(goal.memory)[:] = _bytes_of(given.memory)
 
 

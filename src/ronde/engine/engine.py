@@ -171,10 +171,10 @@ class Engine:
         `x`: any array (None for a barrier); it must not change until the handle is done. `name`: the same on all ranks;
         None numbers the tensors of a kind in the order of submission. `op`, `prescale`, `postscale`: of reductions;
         `root`: of a broadcast; `splits`: of an all-to-all. `out`: receives the result, may be `x`. `waits`: the caller
-        calls `wait()` next, and the submission itself does the first part of the wait. `device`: the type of the device of which `x` is a copy, or that type and " memory" if
-        `x` itself is there and a backend `carries` it. Raises ValueError for a name that is in flight, UsageError for
-        invalid arguments, PeerError if the world has failed. If ranks submit different operations, `wait()` raises
-        MismatchError on all of them.
+        calls `wait()` next, and the submission itself does the first part of the wait. `device`: the type of the device
+        of which `x` is a copy, or that type and " memory" if `x` itself is there and a backend `carries` it. Raises
+        ValueError for a name that is in flight, UsageError for invalid arguments, PeerError if the world has failed. If
+        ranks submit different operations, `wait()` raises MismatchError on all of them.
         """
         arguments = (kind, op, root, prescale, postscale, device)
         repeated = self._repeats.get(name)
