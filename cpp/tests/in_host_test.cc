@@ -8,7 +8,6 @@
 #include <memory>
 #include <numeric>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 #include <vector>
 
