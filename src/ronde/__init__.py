@@ -47,6 +47,7 @@ import sys
 from ronde.errors import (
     AbortedError,
     AuthenticationError,
+    CollectiveError,
     MismatchError,
     NotInitializedError,
     PeerError,
@@ -127,6 +128,7 @@ __all__ = [
     "BitOr",
     "BitXor",
     "Checkpoints",
+    "CollectiveError",
     "Communicator",
     "Handle",
     "Max",

@@ -4,13 +4,14 @@ RondeError
 ├── UsageError (ValueError)          the arguments of a call are invalid; nothing was sent, or it says so
 │   ├── NotInitializedError          a call that needs `ronde.init()` first
 │   └── UnsupportedError             an operation that does not exist for these arguments (also NotImplementedError)
-├── MismatchError (RuntimeError)     ranks made different calls; names both values and both ranks
-├── PeerError (RuntimeError)         another rank is lost or has failed; a program can recover
-│   ├── PeerLostError                a rank died, left, or cannot be reached: `.rank`, `.host`
-│   ├── AbortedError                 a rank called `abort()`: `.rank`, `.host`
-│   ├── TimeoutError                 a wait exceeded a setting: `.operation`, `.waited_ns`, `.missing`
-│   └── RemoteError                  user code failed on another rank: `.rank`, `.traceback_text`, `.exit_codes`
-│       └── WorkerError              a worker of a job on a cluster failed: also `.host`, `.exit_code`, `.last_lines`
+├── CollectiveError (RuntimeError)   what ranks do together has failed; Horovod's name is HorovodInternalError
+│   ├── MismatchError                ranks made different calls; names both values and both ranks
+│   └── PeerError                    another rank is lost or has failed; a program can recover
+│       ├── PeerLostError            a rank died, left, or cannot be reached: `.rank`, `.host`
+│       ├── AbortedError             a rank called `abort()`: `.rank`, `.host`
+│       ├── TimeoutError             a wait exceeded a setting: `.operation`, `.waited_ns`, `.missing`
+│       └── RemoteError              user code failed on another rank: `.rank`, `.traceback_text`, `.exit_codes`
+│           └── WorkerError          a worker of a job on a cluster failed: also `.host`, `.exit_code`, `.last_lines`
 ├── StaleRoundError (RuntimeError)   the job has continued without this process, which must not save
 └── ProtocolError (RuntimeError)     the other end does not speak Ronde's protocol
     ├── AuthenticationError          wrong or missing job key
@@ -25,6 +26,7 @@ from collections.abc import Mapping, Sequence
 __all__ = [
     "AbortedError",
     "AuthenticationError",
+    "CollectiveError",
     "MismatchError",
     "NotInitializedError",
     "PeerError",
@@ -62,11 +64,18 @@ class UnsupportedError(UsageError, NotImplementedError):
     """
 
 
-class MismatchError(RondeError, RuntimeError):
+class CollectiveError(RondeError, RuntimeError):
+    """What ranks do together has failed: their calls differ, or a rank is lost or has failed.
+
+    The base of MismatchError and PeerError. `ronde.torch` also has it under Horovod's name, HorovodInternalError.
+    """
+
+
+class MismatchError(CollectiveError):
     """Ranks made different calls instead of the same one. The message names both calls and both ranks."""
 
 
-class PeerError(RondeError, RuntimeError):
+class PeerError(CollectiveError):
     """Another rank is lost or has failed. The base of all errors from which a program can recover."""
 
 

@@ -16,7 +16,7 @@ from ronde.engine.process import (
     stop_timeline,
 )
 from ronde.engine.process_sets import ProcessSet
-from ronde.errors import PeerError as HorovodInternalError
+from ronde.errors import CollectiveError as HorovodInternalError
 from ronde.torch.backends import (
     ccl_built,
     cuda_built,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import ronde
 from ronde.testing import ranks
 
 torch = pytest.importorskip("torch")
@@ -99,10 +100,43 @@ def what_programs_look_at(rank: int, size: int) -> None:
         optimizer.step()
 
 
+def errors_of_synchronize(rank: int, size: int) -> None:
+    """Whatever fails in `synchronize` is a HorovodInternalError, as its scripts catch it; and keeps its own class."""
+    if size == 1:
+        return
+    for call in (
+        lambda: hvd.allreduce(torch.ones(2 + rank), name="shapes"),
+        lambda: hvd.synchronize(hvd.allgather_async(torch.ones(2, 2 + rank), name="rows")),
+        lambda: hvd.broadcast(torch.ones(2), root_rank=rank, name="roots"),
+        lambda: hvd.synchronize(hvd.grouped_allreduce_async_([torch.ones(2)] * (1 + rank), name="groups")),
+        lambda: hvd.synchronize(
+            hvd.sparse_allreduce_async(torch.ones(2, 2 + rank).to_sparse(), name="sparse", op=hvd.Sum)
+        ),
+    ):
+        with pytest.raises(hvd.HorovodInternalError, match="rank") as caught:
+            call()
+        assert isinstance(caught.value, ronde.MismatchError)
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [size, size]
+
+
+def loss_of_a_rank() -> str:
+    hvd.init()
+    if hvd.rank() == 1:
+        hvd.shutdown()
+        return ""
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.allreduce(torch.ones(2), name="lonely")
+    return type(caught.value).__name__
+
+
+def test_the_loss_of_a_rank_is_a_horovod_internal_error() -> None:
+    assert ranks.run(loss_of_a_rank, 2) == ["PeerLostError", ""]
+
+
 def expectations() -> None:
     torch.set_num_threads(1)
     hvd.init()
-    for check in (errors, gradients_of_a_new_optimizer, what_programs_look_at):
+    for check in (errors, gradients_of_a_new_optimizer, what_programs_look_at, errors_of_synchronize):
         check(hvd.rank(), hvd.size())
     hvd.shutdown()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.errors import PeerError as HorovodInternalError
+from ronde.errors import CollectiveError as HorovodInternalError
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]
 
