@@ -1,7 +1,8 @@
 """Python objects between ranks: pickled, and carried by the engine like any other array of bytes.
 
 The rules:
-  1. Objects travel pickled, and only between processes that have proved that they know the job key.
+  1. Objects travel pickled, and only between processes that have proved that they know the job key. What pickle
+     refuses, such as a lambda, goes by cloudpickle, whose pickles `pickle` reads.
   2. A header goes first: the length of the content, and whether there is a pickle. A rank whose object cannot be
      pickled sends the text of its error instead. It raises that error, and all other ranks raise RemoteError with the
      text, so that no rank waits for bytes that never come.
@@ -48,7 +49,7 @@ def broadcast_object(
     All ranks of `process_set` (None: all ranks) call it, from any thread.
 
     Args:
-        obj: any object that `pickle` can copy; ranks other than `root` may pass None.
+        obj: any object that pickle or cloudpickle can copy; ranks other than `root` may pass None.
         root: a rank of the world, also with a process set.
         name: what the ranks call this broadcast; calls with one name may not overlap in time ("broadcast_object").
         process_set: the ranks that take part.
@@ -81,7 +82,7 @@ def allgather_object(
     All ranks of `process_set` (None: all ranks) call it, from any thread.
 
     Args:
-        obj: any object that `pickle` can copy, of any size; it may differ between ranks.
+        obj: any object that pickle or cloudpickle can copy, of any size; it may differ between ranks.
         name: what the ranks call this operation; calls with one name may not overlap in time ("allgather_object").
         process_set: the ranks that take part.
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 import hmac
 import pickle
 import struct
-import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from ronde.comm.world import meeting
 from ronde.errors import AuthenticationError, RemoteError
+from ronde.process.exception_text import exception_text
 
 __all__ = [
     "HEADER_BYTES",
@@ -84,7 +84,7 @@ class OutgoingObject:
             chunks = _pickled(obj, buffers)
         except Exception as failure:  # pickling runs the object's own code, which may raise anything
             self.error = failure
-            text = "".join(traceback.format_exception(failure)).encode(errors="replace")
+            text = exception_text(failure).encode(errors="replace")
             chunks, buffers = [memoryview(text)], []
         pickle_length = _bytes_in(chunks)
         chunks.append(memoryview(b"".join(_ENTRY.pack(buffer.nbytes, buffer.readonly) for buffer in buffers)))
@@ -167,7 +167,27 @@ class _Chunks(list[memoryview]):
 
 
 def _pickled(obj: Any, buffers: list[memoryview]) -> list[memoryview]:
-    """Return the pickle in pieces. `buffers` receives the large buffers, which are not in it."""
+    """Return the pickle in pieces. `buffers` receives the large buffers, which are not in it.
+
+    What pickle refuses, such as lambdas and local classes, goes by cloudpickle.
+    """
+    try:
+        return _pickled_by(pickle.Pickler, obj, buffers)
+    except Exception as error:
+        buffers.clear()
+        try:
+            import cloudpickle
+        except ImportError:
+            if not isinstance(error, (AttributeError, pickle.PicklingError)):  # a file or a lock
+                raise error from None
+            raise pickle.PicklingError(
+                f"{error}; with cloudpickle installed (pip install cloudpickle) lambdas, local functions and local "
+                "classes can be sent"
+            ) from error
+        return _pickled_by(cloudpickle.CloudPickler, obj, buffers)
+
+
+def _pickled_by(pickler: Callable[..., Any], obj: Any, buffers: list[memoryview]) -> list[memoryview]:
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -176,7 +196,7 @@ def _pickled(obj: Any, buffers: list[memoryview]) -> list[memoryview]:
         return raw.nbytes < _LARGE_BYTES
 
     chunks = _Chunks()
-    pickle.Pickler(chunks, pickle.HIGHEST_PROTOCOL, buffer_callback=stays).dump(obj)
+    pickler(chunks, pickle.HIGHEST_PROTOCOL, buffer_callback=stays).dump(obj)
     return chunks
 
 

@@ -103,7 +103,7 @@ def broadcast_object(
     All ranks of the process set call it.
 
     Args:
-        obj: any object that `pickle` can copy; ranks other than `root_rank` may pass None.
+        obj: any object that pickle or cloudpickle can copy; ranks other than `root_rank` may pass None.
         root_rank: a rank of the world, also with a process set (default: 0).
         name: the same on all ranks; calls with one name must not overlap in time (None: "broadcast_object").
         process_set: the ranks that take part (default: all ranks).
@@ -124,7 +124,7 @@ def allgather_object(
     All ranks of the process set call it.
 
     Args:
-        obj: any object that `pickle` can copy; it may differ between ranks.
+        obj: any object that pickle or cloudpickle can copy; it may differ between ranks.
         name: the same on all ranks; calls with one name must not overlap in time (None: "allgather_object").
         process_set: the ranks that take part (default: all ranks).
 
