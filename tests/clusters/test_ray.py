@@ -190,6 +190,26 @@ def test_programs_for_horovod_run_unchanged(monkeypatch: pytest.MonkeyPatch) -> 
         elastic.run(os.getcwd, callbacks=[print])
 
 
+def test_horovods_modules_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ronde.compat
+
+    monkeypatch.syspath_prepend(ronde.compat.PACKAGES)
+    discovery = importlib.import_module("horovod.ray.elastic").RayHostDiscovery
+    assert importlib.import_module("horovod.ray.elastic_v2").RayHostDiscovery is discovery
+    cpus = int(ray.cluster_resources()["CPU"])
+    assert list(discovery().find_available_hosts_and_slots().values()) == [cpus]
+    assert discovery(cpus_per_slot=cpus + 1).find_available_hosts_and_slots() == {}
+    assert discovery(use_gpu=True, gpus_per_slot=64).find_available_hosts_and_slots() == {}
+    for line, instead in (
+        ("from horovod.ray import BaseHorovodWorker", "give RayExecutor.start an executable_cls"),
+        ("from horovod.ray import ray_logger", "print in the function"),
+        ("import horovod.ray.ray_logger", "print in the function"),
+        ("from horovod.ray.elastic_v2 import ElasticParams", "use horovod.ray.RayExecutor with min_workers"),
+    ):
+        with pytest.raises(ImportError, match=instead):
+            exec(line)
+
+
 def test_contradictory_numbers_are_refused() -> None:
     for options in ({}, {"num_workers": 2, "num_hosts": 1}, {"num_workers": 2, "min_workers": 1}):
         with pytest.raises(UsageError, match="expected one of them"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -181,6 +182,121 @@ def test_mistakes_are_named(frame: Any, folder: Path, monkeypatch: pytest.Monkey
         estimator_in(folder, epoch=1)
     with pytest.raises(WorkerError, match=r"the model, a loss or a metric fails for the first batch"):
         estimator_in(folder, input_shapes=[[-1, 1, 2, 1]], epochs=1).fit(frame)
+
+
+def test_wrong_shapes_are_refused_before_data_are_prepared(frame: Any, folder: Path) -> None:
+    frame.select("z", "y").write.parquet(f"file://{folder}/data")
+    for params, message in (
+        (
+            dict(feature_cols=["x"], input_shapes=[[2]]),
+            r"\[2\] is the shape of one row of column 'x', and a batch has 8",
+        ),
+        (
+            dict(feature_cols=["z"], input_shapes=[[-1, 3]]),
+            r"column 'z' has 2 values in each row, which do not fit",
+        ),
+        (
+            dict(feature_cols=["z"], label_shapes=[[-1, 2]]),
+            r"label_shapes=.*: column 'y' has 1 values in each row",
+        ),
+    ):
+        estimator = estimator_in(folder, run_id="refused", **params)
+        with pytest.raises(UsageError, match=message):
+            estimator.fit(frame)
+        if params["feature_cols"] == ["z"]:
+            with pytest.raises(UsageError, match=message):
+                estimator.fit_on_parquet(f"{folder}/data")
+    assert not (folder / "runs" / "refused").exists()
+
+
+@pytest.fixture
+def alias(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what imports modules of Horovod, which are Ronde's."""
+    import ronde.compat
+
+    monkeypatch.syspath_prepend(ronde.compat.PACKAGES)
+    return importlib.import_module
+
+
+def test_shapes_and_names_of_horovods_estimator(alias: Any, frame: Any, folder: Path) -> None:
+    """A shape without rows and batches of one row, as in Horovod's own test; its names of the model's parameters."""
+    theirs = alias("horovod.spark.torch")
+    assert theirs.TorchEstimator is alias("horovod.spark.torch.estimator").TorchEstimator
+    bases = alias("horovod.spark.common.estimator")
+    params = alias("horovod.spark.common.params")
+    model = torch.nn.Linear(2, 1)
+    estimator = theirs.TorchEstimator(
+        num_proc=2,
+        store=alias("horovod.spark.common.store").LocalStore(str(folder)),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loss=torch.nn.functional.mse_loss,
+        input_shapes=[[2]],
+        feature_cols=["x"],
+        label_cols=["y"],
+        sample_weight_col="part",
+        batch_size=1,
+        epochs=2,
+        random_seed=1,
+        verbose=0,
+    )
+    assert isinstance(estimator, bases.HorovodEstimator)
+    assert isinstance(estimator, params.EstimatorParams)
+    trained = estimator.fit(frame)
+    assert isinstance(trained, theirs.TorchModel)
+    assert isinstance(trained, bases.HorovodModel)
+    losses = [epoch["train"]["loss"] for epoch in trained.getHistory()]
+    assert losses[1] < losses[0]
+    assert (trained.getFeatureColumns(), trained.getLabelColumns()) == (["x"], ["y"])
+    # Made by hand, the model finds out that its output is one number.
+    made = theirs.TorchModel(
+        history=trained.getHistory(),
+        model=trained.getModel(),
+        feature_columns=["x"],
+        input_shapes=[[2]],
+        label_columns=["y"],
+        run_id="mine",
+        _metadata={},
+    )
+    assert made.getHistory() == trained.getHistory()
+    both = (
+        made.setOutputCols(["made"])
+        .transform(trained.transform(frame))
+        .select("x", "y__output", "made")
+        .collect()
+    )
+    for row in both:
+        expected = trained.getModel()(torch.tensor(row.x.toArray()).float()).item()
+        assert row.made == row.y__output == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(UsageError, match=r"no parameters \['columns'\]"):
+        theirs.TorchModel(columns=["x"])
+
+
+def test_horovods_modules_for_estimators(alias: Any, frame: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    util = alias("horovod.spark.common.util")
+    assert util.host_hash() == util.host_hash() != util.host_hash("salt")
+    assert util.to_list(1, 2) == util.to_list([1], 2) == [1, 1]
+    assert util.to_list(None, 2) is None
+    with pytest.raises(ValueError, match="expected 1 or 3"):
+        util.to_list([1, 2], 3)
+    assert util.get_output_cols(frame.schema, ["more"]) == [*frame.columns, "more"]
+    util.check_validation(0.25, frame)
+    util.check_validation("part", frame)
+    for wrong in (1.0, "no"):
+        with pytest.raises(ValueError, match="validation="):
+            util.check_validation(wrong, frame)
+    assert not util.is_databricks()
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "15.4")
+    assert util.is_databricks()
+    with pytest.raises(ImportError, match=r"TorchEstimator\.fit writes the data frame itself"):
+        _ = util.prepare_data
+    for module, instead in (
+        ("horovod.spark.lightning", "or call a function with a Lightning Trainer by horovod.spark.run"),
+        ("horovod.spark.lightning.estimator", "by horovod.spark.torch.TorchEstimator"),
+        ("horovod.spark.keras", "by horovod.spark.torch.TorchEstimator"),
+    ):
+        with pytest.raises(ModuleNotFoundError, match=instead):
+            alias(module)
 
 
 _HOROVOD = """

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ronde.errors import UsageError
 from ronde.parquet.rows import Columns
+from ronde.parquet.shapes import reshaped
 from ronde.parquet.training import Training
 
 __all__ = ["BatchObjective", "Evaluation", "describe_columns", "predict", "to_tensor"]
@@ -52,6 +53,7 @@ class BatchObjective:
         """
         training = self._training
         is_first = not self.output_sizes
+        rows = len(columns[training.feature_cols[0]])
         inputs = self._tensors(columns, training.feature_cols, training.input_shapes)
         labels = self._tensors(columns, training.label_cols, training.label_shapes)
         try:
@@ -73,8 +75,9 @@ class BatchObjective:
                 f"have become {self._dtype}, integers torch.int64. Give input_shapes or label_shapes, cast the column "
                 "(df.withColumn), or convert it in the loss: lambda output, label: loss(output, label.long())"
             ) from error
-        self.output_sizes = [output[0].numel() for output in outputs]
-        return Evaluation(loss, values, len(labels[0]))
+        # By the rows, because an output for a shape without rows, such as [2], has no dimension for them either.
+        self.output_sizes = [output.numel() // rows for output in outputs]
+        return Evaluation(loss, values, rows)
 
     def _loss(self, outputs: Sequence[Any], labels: Sequence[Any], columns: Columns) -> Any:
         training = self._training
@@ -90,18 +93,7 @@ class BatchObjective:
     ) -> list[Any]:
         tensors = [to_tensor(columns[name], self._dtype, self._device) for name in names]
         for place, shape in enumerate(shapes or ()):
-            try:
-                tensors[place] = tensors[place].reshape(tuple(shape))
-            except RuntimeError:
-                raise UsageError(
-                    f"column {names[place]!r} has {columns[names[place]][0].size} values in each row, which do not fit "
-                    f"the shape {list(shape)}"
-                ) from None
-            if len(tensors[place]) != len(columns[names[place]]):
-                raise UsageError(
-                    f"the shape {list(shape)} of column {names[place]!r} makes {len(tensors[place])} rows of "
-                    f"{len(columns[names[place]])}: expected -1 first, and then the shape of one row"
-                )
+            tensors[place] = reshaped(tensors[place], shape, f"column {names[place]!r}")
         return tensors
 
 

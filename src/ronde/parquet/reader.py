@@ -14,7 +14,9 @@ from ronde.parquet.needs import need
 from ronde.parquet.rows import Columns, RowGroup, RowSpan
 from ronde.parquet.training import DataIndex
 
-__all__ = ["ParquetReader", "find_row_groups", "holds_numbers", "index_data", "to_array"]
+__all__ = ["ParquetReader", "find_row_groups", "holds_numbers", "index_data", "stored_row_sizes", "to_array"]
+
+FIRST_ROW_BYTES = 1 << 16  # to look at one row, not at a row group
 
 
 class ParquetReader:
@@ -85,6 +87,15 @@ def index_data(
             raise UsageError(f"the {name} data in {url} have no rows: expected at least one")
         parts.append(groups)
     return DataIndex(train, *parts)
+
+
+def stored_row_sizes(
+    data: DataIndex, columns: Sequence[str], options: dict[str, Any] | None = None
+) -> dict[str, int]:
+    """Return how many values each column has in the first row."""
+    reader = ParquetReader(data.url, columns, options)
+    rows = next(reader.batches(RowSpan(data.train[0], 0, 1), 1, FIRST_ROW_BYTES))
+    return {name: array[0].size for name, array in rows.items()}
 
 
 def find_row_groups(

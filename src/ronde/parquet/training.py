@@ -46,7 +46,8 @@ class Training:
         feature_cols: The columns that the model gets. Integers become int64, other numbers the model's dtype.
         label_cols: The columns that the losses get.
         metrics: Functions of output and label, by name, for each label column.
-        input_shapes: The shape of the tensor of each feature column, with -1 for the rows; None: as in the file.
+        input_shapes: The shape of the tensor of each feature column, with -1 for the rows, or that of a whole batch;
+            None: as in the file.
         label_shapes: The same for the label columns; None: the shape of the output, if it has as many values.
         loss_weights: Factors of the losses; None: 1.
         sample_weight_col: The column with the weights of the rows; the losses then take `reduction="none"`.
@@ -102,6 +103,8 @@ class Training:
         self._require_one_each("loss_weights", "label_cols")
         self._require_one_each("label_shapes", "label_cols")
         self._require_one_each("input_shapes", "feature_cols")
+        self._require_shapes("label_shapes")
+        self._require_shapes("input_shapes")
 
     def _require_one_each(self, name: str, columns: str) -> None:
         given, expected = getattr(self, name), len(getattr(self, columns))
@@ -109,6 +112,18 @@ class Training:
             raise UsageError(
                 f"{name} has {len(given)} elements, and {columns} {expected}: expected one for each column"
             )
+
+    def _require_shapes(self, name: str) -> None:
+        for shape in getattr(self, name) or ():
+            sizes = list(shape) if isinstance(shape, Sequence) else [0]
+            if (
+                not all(isinstance(size, int) and (size > 0 or size == -1) for size in sizes)
+                or sizes.count(-1) > 1
+            ):
+                raise UsageError(
+                    f"{name}={getattr(self, name)} is invalid: expected a shape for each column, such as [[-1, 2]], of "
+                    "whole numbers from 1, and -1 for the rows"
+                )
 
     @property
     def columns(self) -> list[str]:

@@ -194,6 +194,10 @@ for line in (
     "import horovod; horovod.mxnet",
     "import horovod.torch as hvd; hvd.elasticity", "from horovod.torch import elasticity",
     "import horovod.torch as hvd; hvd.elastic", "import horovod.torch.elastic",
+    "import horovod.torch.elastic.sampler", "from horovod.common.elastic import ObjectState",
+    "from horovod.runner.launch import _run", "from horovod.runner.mpi_run import mpi_run",
+    "from horovod.runner import _HorovodArgs",
+    "from horovod.runner.gloo_run import gloo_run", "from horovod.runner.launch import unknown",
 ):
     try:
         exec(line)
@@ -204,13 +208,17 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 print(horovod.__version__)
 """
     lines = output("-c", program, folder=tmp_path).splitlines()
-    assert len(lines) == 12
+    assert len(lines) == 19
     for line in lines[:-1]:
         assert "is not available: Ronde replaces Horovod" in line or "cannot import name" in line, line
     assert "horovod.tensorflow is not available" in lines[0]
     assert "and provides only horovod.torch, horovod.spark, horovod.ray and horovod.run" in lines[6]
     assert "ModuleNotFoundError" in lines[1]
-    assert all("ronde.Checkpoints" in line for line in lines[9:11])
+    assert all("ronde.Checkpoints" in line for line in lines[9:13])
+    told = ("call horovod.run", "start the script by mpirun", "call horovod.run", "call horovod.run")
+    for line, instead in zip(lines[13:17], told, strict=True):
+        assert "ImportError" in line or "ModuleNotFoundError" in line, line
+        assert instead in line, line
 
 
 NAMES = """
@@ -240,8 +248,91 @@ except ImportError as error:
 assert util.extension_available("torch") and not util.extension_available("mxnet")
 assert util.gloo_built() == hvd.gloo_built() and util.split_list([1, 2, 3], 2) == [[1, 2], [3]]
 assert util.num_rank_is_power_2(4) and not util.num_rank_is_power_2(0)
+import os
+os.environ["BEFORE"] = "1"
+with util.env(BEFORE="2", NEW="3", LEFT=None):
+    assert (os.environ["BEFORE"], os.environ["NEW"]) == ("2", "3")
+assert os.environ["BEFORE"] == "1" and "NEW" not in os.environ
+import horovod.version
+assert horovod.version.__version__ == horovod.__version__
+from horovod.common.basics import HorovodBasics
+basics = HorovodBasics(hvd.__file__, "mpi_lib_v2")
+basics.init()
+assert (basics.rank(), basics.size(), basics.local_size(), basics.Sum) == (0, 1, 1, hvd.Sum)
+assert basics.gloo_built() == hvd.gloo_built() and basics.mpi_enabled() is False and basics.is_homogeneous()
+basics.shutdown()
+assert not basics.is_initialized()
+from horovod.runner import mpi_run
+os.makedirs("bin")
+for said, name in (("mpirun (Open MPI) 5.0.11", "open_mpi"), ("HYDRA build details:", "mpich"),
+                   ("Intel(R) MPI Library, based on MPICH", "intel_mpi"), ("IBM Spectrum MPI", "spectrum_mpi")):
+    with open("bin/mpirun", "w") as file:
+        file.write(f"#!/bin/sh\\necho '{said}'\\n")
+    os.chmod("bin/mpirun", 0o755)
+    found = {each for each in ("open_mpi", "mpich", "intel_mpi", "spectrum_mpi")
+             if getattr(mpi_run, f"is_{each}")({"PATH": os.path.abspath("bin") + ":/usr/bin:/bin"})}
+    assert found == {name}, (said, found)
+assert not mpi_run.mpi_available({"PATH": "/nowhere"})
 print(*inspect.signature(horovod.run).parameters)
 """
+
+LOADERS = """
+import threading
+import ronde.compat
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+
+class Loader(BaseDataLoader):
+    def __init__(self, batches, fails=False):
+        self.batches, self.fails = batches, fails
+
+    def __len__(self):
+        return self.batches
+
+    def _iterate(self):
+        for batch in range(self.batches):
+            yield batch
+        if self.fails:
+            raise LookupError("no more data")
+
+    def _process_batch(self, batch):
+        return batch * 10
+
+class AsyncLoader(AsyncDataLoaderMixin, Loader):
+    pass
+
+print(list(Loader(3)), len(Loader(3)))
+for size in (0, 1, 64):
+    loader = AsyncLoader(async_loader_queue_size=size, batches=100)
+    for _ in range(2):
+        assert list(loader) == [10 * batch for batch in range(100)]
+    for batch in loader:
+        if batch == 50:
+            break
+    del batch
+    loader.close_async_loader()
+    loader.close_async_loader()
+    assert next(iter(loader)) == 0
+    loader.close_async_loader()
+    found = []
+    try:
+        for batch in AsyncLoader(size, batches=2, fails=True):
+            found.append(batch)
+    except LookupError as error:
+        print(size, found, error)
+assert threading.active_count() == 1, threading.enumerate()
+"""
+
+
+def test_data_loaders_read_ahead_and_end(tmp_path: Path) -> None:
+    lines = output("-c", LOADERS, folder=tmp_path).splitlines()
+    assert lines == ["[0, 10, 20] 3"] + [f"{size} [0, 10] no more data" for size in (0, 1, 64)]
+
+
+def test_horovodrun_is_ronde_run(script: Path, tmp_path: Path) -> None:
+    program = "import sys, ronde.compat; from horovod.runner.launch import run_commandline; sys.exit(run_commandline())"
+    words = ["-np", 2, sys.executable, script, "--epochs", 3]
+    assert "ranks 2 seen 240 accuracy good" in output("-c", program, *words, folder=tmp_path)
+
 
 RUN = """
     func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range hosts hostfile

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ronde.errors import UsageError
+from ronde.parquet.shapes import check_shapes, rows_at_once
 from ronde.parquet.store import RunStore
 from ronde.parquet.training import DATA, DataIndex, Training, load_training, save_training
 
@@ -59,7 +62,7 @@ def test_integers_are_classes() -> None:
     ("options", "message"),
     [
         (dict(input_shapes=[[-1, 3]]), r"'x' has 2 values in each row, which do not fit the shape \[-1, 3\]"),
-        (dict(input_shapes=[[-1, 1]]), r"makes 16 rows of 8: expected -1 first"),
+        (dict(input_shapes=[[-1, 1]]), r"do not fit the shape \[-1, 1\]: expected -1 for the rows"),
         (dict(input_shapes=[[-1, 2, 1]]), r"fails for the first batch: .*'x' \(float64, shape \[8, 2\]\)"),
         (dict(losses=[torch.nn.CrossEntropyLoss()], outputs=2), r"cast the column \(df.withColumn\)"),
         (
@@ -68,12 +71,67 @@ def test_integers_are_classes() -> None:
         ),
         (dict(epochs=0), "epochs=0 is invalid: expected 1 or more"),
         (dict(input_shapes=[[-1], [-1]]), "input_shapes has 2 elements, and feature_cols 1"),
+        (
+            dict(input_shapes=[[2]]),
+            r"\[2\] is the shape of one row of column 'x', and a batch has 8: write \[-1, 2\]",
+        ),
+        (dict(input_shapes=[[-1, -1]]), r"input_shapes=\[\[-1, -1\]\] is invalid: expected a shape for each"),
+        (dict(input_shapes=[2]), r"input_shapes=\[2\] is invalid: expected a shape for each column, such as"),
+        (dict(label_shapes=[[0]]), r"label_shapes=\[\[0\]\] is invalid"),
         (dict(label_cols=[]), "expected the name of at least one column each"),
     ],
 )
 def test_what_does_not_fit_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BatchObjective(training_of(**options)).evaluate(BATCH)
+
+
+def rows_of(first: int, end: int) -> dict[str, Any]:
+    return {name: array[first:end] for name, array in BATCH.items()}
+
+
+def test_a_shape_without_a_number_of_rows_is_that_of_a_whole_batch() -> None:
+    """As torch reshapes: [2] with a batch of one row, or [4, 2] with one of four. The last batch may have fewer."""
+    training = training_of(model=torch.nn.Linear(2, 3), losses=[lambda output, label: output.sum()])
+    plain = BatchObjective(training)
+    for shape, sizes in (([2], [1, 1]), ([4, 2], [4, 3]), ([2, 2, 2], [4, 2])):
+        reshaping = BatchObjective(replace(training, input_shapes=[shape], batch_size=sizes[0]))
+        for rows in sizes:
+            batch = rows_of(0, rows)
+            evaluation = reshaping.evaluate(batch)
+            assert evaluation.loss.item() == pytest.approx(plain.evaluate(batch).loss.item())
+            assert (evaluation.rows, reshaping.output_sizes) == (rows, [3])
+
+
+def test_shapes_are_checked_before_data_are_prepared() -> None:
+    sizes = {"x": 2, "y": 1}
+    check_shapes(training_of(input_shapes=[[2]], label_shapes=[[1]], batch_size=1), sizes)
+    check_shapes(training_of(input_shapes=[[-1, 1, 2]], label_shapes=[[-1, 1]], val_batch_size=64), sizes)
+    check_shapes(training_of(input_shapes=[[-1, 7]]), {"y": 1})  # without a row nothing is known
+    for options, message in (
+        (
+            dict(input_shapes=[[-1, 3]]),
+            r"input_shapes=\[\[-1, 3\]\], batch_size=32: column 'x' has 2 values in each",
+        ),
+        (
+            dict(input_shapes=[[2]]),
+            r"\[2\] is the shape of one row of column 'x', and a batch has 32: write \[-1, 2\]",
+        ),
+        (
+            dict(input_shapes=[[2]], batch_size=1, val_batch_size=4),
+            r"val_batch_size=4: \[2\] is the shape of one row",
+        ),
+        (dict(label_shapes=[[-1, 2]]), r"label_shapes=\[\[-1, 2\]\], batch_size=32: column 'y' has 1 values"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            check_shapes(training_of(**options), sizes)
+
+
+def test_a_model_gets_as_many_rows_at_once_as_its_shapes_hold() -> None:
+    assert rows_at_once(None, [2]) is None
+    assert rows_at_once([[-1, 2]], [2]) is None
+    assert rows_at_once([[2]], [2]) == 1
+    assert rows_at_once([[-1, 3], [8, 2]], [3, 2]) == 8
 
 
 def test_model_and_optimizer_travel_together(tmp_path: Path) -> None:

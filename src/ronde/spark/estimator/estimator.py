@@ -17,12 +17,13 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from ronde.errors import UsageError
-from ronde.parquet.reader import index_data
+from ronde.parquet.reader import index_data, stored_row_sizes
+from ronde.parquet.shapes import check_shapes
 from ronde.parquet.store import RunFolder, RunStore
 from ronde.parquet.trainer import train_run
 from ronde.parquet.training import DATA, Training, save_training
 from ronde.spark.estimator.backend import EstimatorBackend, SparkBackend
-from ronde.spark.estimator.frames import write_frame
+from ronde.spark.estimator.frames import row_sizes, write_frame
 from ronde.spark.estimator.model import TorchModel
 from ronde.spark.estimator.params import EstimatorParams, check_names
 from ronde.spark.estimator.persistence import ObjectsReader, ObjectsWriter
@@ -72,7 +73,8 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         feature_cols: The names of columns with numbers, Spark vectors or arrays.
         label_cols: The names of such columns.
         sample_weight_col: The column with the weights of the rows (default: none).
-        input_shapes: For each feature column the shape of the tensor, with -1 for the rows (default: as in the frame).
+        input_shapes: For each feature column the shape of the tensor, with -1 for the rows, or that of a whole batch,
+            such as [[2]] with a `batch_size` of 1 (default: as in the frame).
         label_shapes: The same for the labels (default: that of the output, if it has as many values).
         validation: The fraction of the rows for validation, or a column that is above 0 for them (default: none).
         batch_size: The rows of a step on each rank (default: 32).
@@ -132,6 +134,8 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         """
         training, run = self._training(), self._run()
         index = index_data(train, validation, training.columns, run.store.options)
+        if training.input_shapes or training.label_shapes:
+            check_shapes(training, stored_row_sizes(index, training.columns, run.store.options))
         run.write(DATA, index.to_json())
         return self._train(training, run)
 
@@ -155,6 +159,8 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
     def _fit(self, dataset: DataFrame) -> TorchModel:
         training, run = self._training(), self._run()
         if run.read(DATA) is None:  # else a job of this run was ended, and its data are there
+            if training.input_shapes or training.label_shapes:
+                check_shapes(training, row_sizes(dataset, [*training.feature_cols, *training.label_cols]))
             per_rank = self.getOrDefault("partitions_per_process")
             index = write_frame(
                 dataset,

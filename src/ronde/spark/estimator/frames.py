@@ -14,7 +14,7 @@ from ronde.parquet.store import RunFolder
 from ronde.parquet.training import DataIndex
 from ronde.spark.columns import as_arrays
 
-__all__ = ["write_frame"]
+__all__ = ["row_sizes", "write_frame"]
 
 PART = "ronde_part"
 ROW_GROUP_BYTES = 32 << 20  # a rank has one or two in memory, and shuffles their order
@@ -62,6 +62,16 @@ def write_frame(
             "be a folder that the driver and all executors share, as HDFS, S3 or NFS are"
         )
     return DataIndex(url, found[0], found[1] if len(found) > 1 else [])
+
+
+def row_sizes(frame: DataFrame, columns: list[str]) -> dict[str, int]:
+    """Return how many values each column has in the first row, if the frame has rows, for columns that have a value."""
+    row = frame.select(*as_arrays(frame, columns).values()).first()
+    return {} if row is None else {name: _count(row[name]) for name in columns if row[name] is not None}
+
+
+def _count(value: Any) -> int:
+    return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 def _is_validation(frame: DataFrame, validation: float | str | None, seed: int) -> Column:

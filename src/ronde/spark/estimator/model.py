@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from ronde.errors import UsageError
 from ronde.parquet.needs import need
 from ronde.parquet.objective import float_dtype, predict, to_tensor
+from ronde.parquet.shapes import reshaped, rows_at_once
 from ronde.spark.columns import as_arrays
 from ronde.spark.estimator.params import ModelParams, check_names
 from ronde.spark.estimator.persistence import ObjectsReader, ObjectsWriter
@@ -36,7 +37,8 @@ class TorchModel(Model, ModelParams, HasOutputCols, MLReadable, MLWritable):  # 
         feature_cols: The columns that it gets, a tensor each.
         label_cols: The columns for which it was trained, one for each output.
         output_cols: The columns that `transform` adds (default: those of `label_cols` with `__output` behind).
-        input_shapes: The shape of the tensor of each feature column, with -1 for the rows (default: as in the frame).
+        input_shapes: The shape of the tensor of each feature column, with -1 for the rows, or that of a whole batch,
+            which the module then gets at a time (default: as in the frame).
         run_id: The run that has trained it.
 
     Attributes:
@@ -160,15 +162,28 @@ def predict_batches(
         if not len(series[0]):
             yield pandas.DataFrame({name: pandas.Series([], dtype=object) for name in names})
             continue
-        inputs = [to_tensor(_to_array(each), dtype, "cpu") for each in series]
-        for place, shape in enumerate(shapes or ()):
-            inputs[place] = inputs[place].reshape(tuple(shape))
-        with torch.no_grad():
-            found = predict(model, inputs)
-        if len(found) != outputs:
-            raise UsageError(f"the model returns {len(found)} outputs, and output_cols names {outputs}")
-        rows = [output.double().numpy().reshape(len(series[0]), -1) for output in found]
-        yield pandas.DataFrame({name: list(each) for name, each in zip(names, rows)})
+        columns = [to_tensor(_to_array(each), dtype, "cpu") for each in series]
+        rows = rows_at_once(shapes, [column[0].numel() for column in columns]) or len(series[0])
+        pieces = [
+            _predict_rows(model, [column[first : first + rows] for column in columns], shapes, outputs)
+            for first in range(0, len(series[0]), rows)
+        ]
+        values = [[row for each in output for row in each] for output in zip(*pieces)]
+        yield pandas.DataFrame(dict(zip(names, values)))
+
+
+def _predict_rows(
+    model: Any, columns: list[Any], shapes: Sequence[Sequence[int]] | None, outputs: int
+) -> list[Any]:
+    """Return for each output an array with the values of each row."""
+    inputs = list(columns)
+    for place, shape in enumerate(shapes or ()):
+        inputs[place] = reshaped(columns[place], shape, f"input {place + 1}")
+    with torch.no_grad():
+        found = predict(model, inputs)
+    if len(found) != outputs:
+        raise UsageError(f"the model returns {len(found)} outputs, and output_cols names {outputs}")
+    return [output.double().numpy().reshape(len(columns[0]), -1) for output in found]
 
 
 def _to_array(values: Any) -> Any:

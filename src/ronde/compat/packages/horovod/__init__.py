@@ -10,11 +10,34 @@ from typing import Any
 __version__ = "0.28.1"  # the Horovod whose names these are, for scripts that check it
 
 
-_INSTEAD = {  # of what has an equivalent that is no module or name of Horovod
+_ELASTIC = (
+    "there is no elastic state: save and load ronde.Checkpoints; all workers start again after a change"
+)
+_LAUNCH = "call horovod.run(fn, args, np=...), or start a script by ronde run --horovod"
+_INSTEAD = {  # of what has an equivalent that is no module or name of Horovod; it counts for all below it, too
+    "horovod.common.elastic": _ELASTIC,
     "horovod.ray.BaseHorovodWorker": "give RayExecutor.start an executable_cls",
+    "horovod.ray.elastic.TestDiscovery": "use Ray's own test clusters (ray.cluster_utils)",
+    "horovod.ray.elastic_v2.ElasticAdapter": "use horovod.ray.RayExecutor with min_workers",
+    "horovod.ray.elastic_v2.ElasticParams": "use horovod.ray.RayExecutor with min_workers",
+    "horovod.ray.elastic_v2.TestDiscovery": "use Ray's own test clusters (ray.cluster_utils)",
     "horovod.ray.ray_logger": "print in the function, and the output appears at the caller",
-    "horovod.ray.elastic_v2": "use horovod.ray.RayExecutor with min_workers",
-    "horovod.torch.elastic": "save and load ronde.Checkpoints; all workers start again after a change",
+    "horovod.ray.worker": "give RayExecutor.start an executable_cls",
+    "horovod.runner._HorovodArgs": _LAUNCH,
+    "horovod.runner.elastic": "give ronde run --horovod --min-np and --host-discovery-script",
+    "horovod.runner.gloo_run": _LAUNCH,
+    "horovod.runner.js_run": "start the script by jsrun, as python -m ronde.compat script.py",
+    "horovod.runner.launch._run": _LAUNCH,
+    "horovod.runner.launch.parse_args": "ronde run --horovod --dry-run shows what a command line does",
+    "horovod.runner.mpi_run.mpi_run": "start the script by mpirun, as python -m ronde.compat script.py",
+    "horovod.spark.common.util.get_simple_meta_from_parquet": "TorchEstimator.fit_on_parquet reads the files itself",
+    "horovod.spark.common.util.prepare_data": "TorchEstimator.fit writes the data frame itself",
+    "horovod.spark.keras": "train a PyTorch model by horovod.spark.torch.TorchEstimator",
+    "horovod.spark.lightning": (
+        "train the module by horovod.spark.torch.TorchEstimator, or call a function with a Lightning Trainer by "
+        "horovod.spark.run"
+    ),
+    "horovod.torch.elastic": _ELASTIC,
 }
 
 
@@ -22,10 +45,22 @@ def missing(
     name: str, lack: str = "provides only horovod.torch, horovod.spark, horovod.ray and horovod.run"
 ) -> str:
     """Return the error's text for a name of Horovod that Ronde lacks."""
-    advice = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
+    of = name
+    while of and of not in _INSTEAD:
+        of = of.rpartition(".")[0]
+    advice = f"; {_INSTEAD[of]}" if of else ""
     return (
         f"{name} is not available: Ronde replaces Horovod in this process (ronde.compat), and {lack}{advice}"
     )
+
+
+def missing_from(module: str, name: str) -> Exception:
+    """Return the error for a name that Ronde's module of this name lacks.
+
+    If there is something to use instead, it is no AttributeError, for which `from` would swallow the message.
+    """
+    text = missing(f"{module}.{name}", f"does not provide {name}")
+    return ImportError(text) if f"{module}.{name}" in _INSTEAD else AttributeError(text)
 
 
 class _Last(MetaPathFinder):

@@ -5,7 +5,10 @@ Of the frameworks that Horovod calls extensions, Ronde has PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TypeVar
 
@@ -15,7 +18,9 @@ __all__ = [
     "check_extension",
     "check_installed_version",
     "ddl_built",
+    "env",
     "extension_available",
+    "get_ext_suffix",
     "gloo_built",
     "gpu_available",
     "is_iterable",
@@ -84,6 +89,27 @@ def ccl_built(verbose: bool = False) -> bool:
     from ronde.torch import backends
 
     return backends.ccl_built()
+
+
+@contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Set variables of the environment within a block; those that are None stay as they are."""
+    given = {name: value for name, value in kwargs.items() if value is not None}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def get_ext_suffix() -> str:
+    """Return how the names of Python's extension modules end here."""
+    return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:

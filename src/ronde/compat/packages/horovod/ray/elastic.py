@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ronde.light_dataclasses import dataclass
-from ronde.ray import RaySettings
+from ronde.ray import Placing, RaySettings
 
+from .. import missing_from  # noqa: TID252 - type checkers do not know a package horovod
 from .runner import RayExecutor
 
-__all__ = ["ElasticRayExecutor", "ElasticSettings"]
+__all__ = ["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"]
 
 R = TypeVar("R")
 
@@ -24,6 +25,31 @@ class ElasticSettings:
     reset_limit: int | None
     elastic_timeout: int
     workers: RaySettings
+
+
+class RayHostDiscovery:
+    """Asks Ray for its nodes. Ronde's executors do so themselves; this is for programs that want to know.
+
+    Args:
+        use_gpu: Whether a slot needs GPUs (default: false).
+        cpus_per_slot: The CPUs of a slot (default: 1).
+        gpus_per_slot: The GPUs of a slot with `use_gpu` (default: 1).
+    """
+
+    def __init__(self, use_gpu: bool = False, cpus_per_slot: int = 1, gpus_per_slot: int = 1) -> None:
+        self.use_gpu, self.cpus_per_slot, self.gpus_per_slot = use_gpu, cpus_per_slot, gpus_per_slot
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Return how many slots each node has, by the node's address, of nodes that have any."""
+        import ray
+
+        slot = Placing(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
+        slots = {
+            str(node["NodeManagerAddress"]): slot.slots_in(node["Resources"])
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        return {node: number for node, number in slots.items() if number}
 
 
 class ElasticRayExecutor:
@@ -92,3 +118,7 @@ class ElasticRayExecutor:
     ) -> list[R]:
         """Call `worker_fn()` in all workers; return the results of the last ones, by rank."""
         return self._executor.run(worker_fn, callbacks=callbacks)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from("horovod.ray.elastic", name)

@@ -1,1 +1,1 @@
-"""Horovod keeps the stores and backends of its estimators here."""
+"""Horovod keeps the stores, backends and base classes of its estimators here."""

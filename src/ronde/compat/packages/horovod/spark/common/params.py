@@ -1,0 +1,7 @@
+"""`horovod.spark.common.params`: the parameters of estimators and models, those of `ronde.spark`."""
+
+from __future__ import annotations
+
+from ronde.spark.estimator.params import EstimatorParams, ModelParams
+
+__all__ = ["EstimatorParams", "ModelParams"]
