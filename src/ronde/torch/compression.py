@@ -16,7 +16,7 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 class Compressor(Protocol):
     """What `compression=` takes: a class with these two static methods, or an object with such methods."""
 
-    def compress(self, tensor: Any, /) -> tuple[Any, Any]:
+    def compress(self, tensor: torch.Tensor, /) -> tuple[torch.Tensor, Any]:
         """Return the tensor to send, and the context that `decompress` gets.
 
         Args:
@@ -25,7 +25,7 @@ class Compressor(Protocol):
         Raises no error.
         """
 
-    def decompress(self, tensor: Any, context: Any, /) -> Any:
+    def decompress(self, tensor: torch.Tensor, context: Any, /) -> torch.Tensor:
         """Return the received tensor in the dtype that the user passed.
 
         Args:

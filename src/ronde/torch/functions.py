@@ -24,7 +24,9 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 
 
 def broadcast_parameters(
-    params: Any, root_rank: int = 0, process_set: ProcessSet | None = global_process_set
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
+    root_rank: int = 0,
+    process_set: ProcessSet | None = global_process_set,
 ) -> None:
     """Fill tensors with those of rank `root_rank`.
 
@@ -61,7 +63,10 @@ def broadcast_parameters(
 
 
 def broadcast_optimizer_state(
-    optimizer: Any, root_rank: int = 0, model: Any = None, process_set: ProcessSet | None = global_process_set
+    optimizer: torch.optim.Optimizer,
+    root_rank: int = 0,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet | None = global_process_set,
 ) -> None:
     """Copy the state of rank `root_rank`'s optimizer to all ranks: learning rates and other options, moments, steps.
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -42,18 +42,18 @@ __all__ = ["DistributedOptimizer"]
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an instance of a class made for it
-    optimizer: Any,
-    named_parameters: Iterable[tuple[str, Any]] | None = None,
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
     op: ReduceOp = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet | None = global_process_set,
     symmetric_gradients: bool = True,
-) -> Any:
+) -> _DistributedOptimizer:
     """Return an optimizer like `optimizer`, of a subclass of its class, that reduces gradients over all ranks.
 
     All ranks of the process set call it, with the same parameters and arguments. It replaces `optimizer`, whose state
@@ -90,7 +90,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     has_others = ranks > 1 and is_member(process_set)
     base: type = DistributedAdasum if op == Adasum and has_others else _Distributed
     kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
-    distributed = kind.__new__(kind)
+    distributed: Any = kind.__new__(kind)
     # The new object shares all attributes: state, hooks, and options that the constructor would ask for again. Except a
     # `step` that a learning rate scheduler has set on the instance: it would call the old optimizer.
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
@@ -101,14 +101,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
         note_number(
             distributed, require_same_parameters(trained, distributed._names, process_set, number).number
         )
-        return distributed
+        return cast("_DistributedOptimizer", distributed)
     factor = gradient_predivide_factor
     call = Call(Allreduce, None, process_set, op, 1.0 / factor, factor, in_place=True)
     treatment = Treatment(call, compression, backward_passes_per_step, sparse_as_dense)
     distributed._distribute(named_parameters, treatment, has_others)
     if has_others:
         distributed._follow_gradients(groups if groups is not None else num_groups, symmetric_gradients)
-    return distributed
+    return cast("_DistributedOptimizer", distributed)
 
 
 class _Distributed:
@@ -299,3 +299,13 @@ class _Distributed:
         self._begin_step()
         self._is_synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)  # type: ignore[misc]
+
+
+if TYPE_CHECKING:
+
+    class _DistributedOptimizer(_Distributed, torch.optim.Optimizer, Any):  # type: ignore[misc]
+        """What `DistributedOptimizer` returns, for type checkers.
+
+        It is also an instance of the optimizer's own class, which no annotation can say. `Any` among the bases has
+        checkers accept it where that class is expected, as in `optimizer = DistributedOptimizer(optimizer)`.
+        """

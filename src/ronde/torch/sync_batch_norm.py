@@ -65,7 +65,7 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         if input.size(1) != self.num_features:
             raise ValueError(f"expected an input of {self.num_features} channels, not {input.size(1)}")
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalized input, and update the running statistics in training.
 
         All ranks call their layers in the same order.

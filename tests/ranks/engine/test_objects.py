@@ -104,7 +104,11 @@ def exchange_functions() -> list[Any]:
     offset = ronde.rank() + 1
     add = ronde.broadcast_object((lambda x: x + offset) if ronde.rank() == 1 else None, root=1)
     kind = ronde.broadcast_object(Local if ronde.rank() == 0 else None)
-    functions = ronde.allgather_object(lambda: 10 * offset)
+
+    def number() -> int:
+        return 10 * offset
+
+    functions = ronde.allgather_object(number)
     return [add(1), kind.number, [function() for function in functions]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def errors_of_synchronize(rank: int, size: int) -> None:
     """Whatever fails in `synchronize` is a HorovodInternalError, as its scripts catch it; and keeps its own class."""
     if size == 1:
         return
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: hvd.allreduce(torch.ones(2 + rank), name="shapes"),
         lambda: hvd.synchronize(hvd.allgather_async(torch.ones(2, 2 + rank), name="rows")),
         lambda: hvd.broadcast(torch.ones(2), root_rank=rank, name="roots"),
@@ -112,7 +113,8 @@ def errors_of_synchronize(rank: int, size: int) -> None:
         lambda: hvd.synchronize(
             hvd.sparse_allreduce_async(torch.ones(2, 2 + rank).to_sparse(), name="sparse", op=hvd.Sum)
         ),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(hvd.HorovodInternalError, match="rank") as caught:
             call()
         assert isinstance(caught.value, ronde.MismatchError)
