@@ -204,6 +204,20 @@ def test_a_program_for_horovod_on_spark_runs_unchanged(tmp_path: Path) -> None:
         assert f"[{rank}]<stdout>:{said}\n" in done.stdout
 
 
+def test_horovods_words_stand_in_the_errors(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs match them."""
+    import ronde.compat
+
+    monkeypatch.syspath_prepend(ronde.compat.PACKAGES)
+    horovod = importlib.import_module("horovod.spark")
+    with pytest.raises(TimeoutError, match=r"^Timed out waiting for Spark tasks to start: .*registered"):
+        horovod.run(os.getpid, num_proc=3, start_timeout=3, verbose=0)  # of two slots
+    with pytest.raises(
+        RuntimeError, match=r"one or more processes exited with non-zero status: rank \d .*exit code 3"
+    ):
+        horovod.run(partial(sys.exit, 3), num_proc=2, verbose=0)
+
+
 def test_horovods_question_for_the_gpus_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     import ronde.compat
 

@@ -102,7 +102,8 @@ def exchange_functions() -> list[Any]:
         number = 40
 
     offset = ronde.rank() + 1
-    add = ronde.broadcast_object((lambda x: x + offset) if ronde.rank() == 1 else None, root=1)
+    given: Callable[[int], int] | None = (lambda x: x + offset) if ronde.rank() == 1 else None
+    add: Callable[[int], int] = ronde.broadcast_object(given, root=1)
     kind = ronde.broadcast_object(Local if ronde.rank() == 0 else None)
 
     def number() -> int:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ronde.compat.calls import with_horovods_words
 from ronde.core.host_list import parse_hostfile, parse_hosts, place_workers
 from ronde.errors import UsageError
 from ronde.launch.callables import ElasticLaunch
@@ -84,7 +85,8 @@ def run(
     limit = {"RONDE_START_TIMEOUT": str(start_timeout)} if start_timeout else {}
     worker = WorkerSpec(argv=(), slots=workers, environment=limit)
     launch = ElasticLaunch(LaunchConfig(worker, outputs=outputs), func, python=python)
-    results = launch(*args, **(kwargs or {}))
+    with with_horovods_words():
+        results = launch(*args, **(kwargs or {}))
     return [results[rank] for rank in sorted(results)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import ronde.spark
-from ronde.compat.calls import with_horovod
+from ronde.compat.calls import with_horovod, with_horovods_words
 from ronde.environment import environment
 from ronde.errors import UsageError
 
@@ -37,24 +37,25 @@ def run(
 
     `extra_mpi_args` has no effect without `use_mpi`. In the workers Ronde answers for Horovod.
     """
-    return ronde.spark.run(
-        with_horovod(fn),
-        args,
-        kwargs,
-        num_proc,
-        _seconds(start_timeout, "HOROVOD_SPARK_START_TIMEOUT"),
-        env,
-        stdout,
-        stderr,
-        verbose,
-        nics,
-        use_mpi,
-        use_gloo,
-        prefix_output_with_timestamp,
-        executable,
-        prefix=PREFIX,
-        extra_mpi_args=extra_mpi_args if use_mpi else None,
-    )
+    with with_horovods_words("Spark tasks"):
+        return ronde.spark.run(
+            with_horovod(fn),
+            args,
+            kwargs,
+            num_proc,
+            _seconds(start_timeout, "HOROVOD_SPARK_START_TIMEOUT"),
+            env,
+            stdout,
+            stderr,
+            verbose,
+            nics,
+            use_mpi,
+            use_gloo,
+            prefix_output_with_timestamp,
+            executable,
+            prefix=PREFIX,
+            extra_mpi_args=extra_mpi_args if use_mpi else None,
+        )
 
 
 def run_elastic(
@@ -77,24 +78,25 @@ def run_elastic(
     max_np: int | None = None,
 ) -> list[R]:
     """Call `fn` in workers as executors come and go, as `ronde.spark.run_elastic` does. In them Ronde is Horovod."""
-    return ronde.spark.run_elastic(
-        with_horovod(fn),
-        args,
-        kwargs,
-        num_proc,
-        min_np if min_num_proc is None else min_num_proc,
-        max_np if max_num_proc is None else max_num_proc,
-        _seconds(start_timeout, "HOROVOD_SPARK_START_TIMEOUT"),
-        _seconds(elastic_timeout, "HOROVOD_ELASTIC_TIMEOUT"),
-        reset_limit,
-        env,
-        stdout,
-        stderr,
-        verbose,
-        nics,
-        prefix_output_with_timestamp,
-        prefix=PREFIX,
-    )
+    with with_horovods_words("Spark tasks"):
+        return ronde.spark.run_elastic(
+            with_horovod(fn),
+            args,
+            kwargs,
+            num_proc,
+            min_np if min_num_proc is None else min_num_proc,
+            max_np if max_num_proc is None else max_num_proc,
+            _seconds(start_timeout, "HOROVOD_SPARK_START_TIMEOUT"),
+            _seconds(elastic_timeout, "HOROVOD_ELASTIC_TIMEOUT"),
+            reset_limit,
+            env,
+            stdout,
+            stderr,
+            verbose,
+            nics,
+            prefix_output_with_timestamp,
+            prefix=PREFIX,
+        )
 
 
 def _seconds(given: float | None, variable: str) -> float | None:

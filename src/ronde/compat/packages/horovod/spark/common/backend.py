@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ronde.spark.estimator.backend as ours
-from ronde.compat.calls import with_horovod
+from ronde.compat.calls import with_horovod, with_horovods_words
 
 __all__ = ["Backend", "SparkBackend"]
 
@@ -24,4 +24,5 @@ class SparkBackend(ours.SparkBackend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """Return the results by rank."""
-        return super().run(with_horovod(fn), args, kwargs, env)
+        with with_horovods_words("Spark tasks"):
+            return super().run(with_horovod(fn), args, kwargs, env)
