@@ -18,6 +18,9 @@ def set_defaults(**variables: str) -> None:
         os.environ.setdefault(name, value)
 
 
-def set_variable(name: str, value: str) -> None:
-    """Set a variable of this process, as an option on its command line does."""
-    os.environ[name] = value
+def set_variable(name: str, value: str | None) -> None:
+    """Set a variable of this process, as an option on its command line does; None removes it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

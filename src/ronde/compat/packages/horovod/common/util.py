@@ -5,12 +5,13 @@ Of the frameworks that Horovod calls extensions, Ronde has PyTorch.
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TypeVar
+
+from ronde.environment import environment, set_variable
 
 __all__ = [
     "EXTENSIONS",
@@ -95,16 +96,14 @@ def ccl_built(verbose: bool = False) -> bool:
 def env(**kwargs: str | None) -> Iterator[None]:
     """Set variables of the environment within a block; those that are None stay as they are."""
     given = {name: value for name, value in kwargs.items() if value is not None}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
+    before = environment()
     try:
+        for name, value in given.items():
+            set_variable(name, value)
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in given:
+            set_variable(name, before.get(name))
 
 
 def get_ext_suffix() -> str:
