@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.conformance.altering_relay import Alter, AlteringRelay
 
-from ronde.comm.bootstrap import exchange_through
 from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
+from ronde.comm.gathering import Gathering
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse_address
 from ronde.net.connections import Channel
@@ -76,7 +76,8 @@ def run(
     settings = Settings(transport="tcp", tcp_streams=1, protection=protection, timeout_ns=60 * 10**9)
 
     def play(rank: int, relay: AlteringRelay, target: list[tuple[str, int]]) -> None:
-        through_store = exchange_through(store, "world", rank, 2, 60 * 10**9)
+        now_ns = time.monotonic_ns()
+        through_store = Gathering(store, rank, 2, now_ns, now_ns + 60 * 10**9).exchange
 
         def exchange(mine: bytes) -> list[bytes]:
             told = through_store(mine)

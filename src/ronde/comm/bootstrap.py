@@ -16,34 +16,29 @@ import functools
 import operator
 import os
 import socket
-import time
-import zlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-import numpy as np
-
-from ronde.comm.byte_exchange import Exchange, framed, unframed
+from ronde.comm.byte_exchange import Exchange
 from ronde.comm.equal_values import as_texts, check_equal
+from ronde.comm.gathering import RECORD_LIMIT_BYTES
 from ronde.core.placement import Topology, compute_topology
 from ronde.core.typed_json import TypedJson
-from ronde.errors import PeerLostError, ProtocolError, TimeoutError, VersionError
+from ronde.errors import ProtocolError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse_address
 from ronde.net.authentication import PROTOCOL_VERSION
-from ronde.net.connections import Channel, Slot, named_ranks, open_connections
+from ronde.net.connections import Channel, Slot, open_connections
 from ronde.net.descriptor_limit import make_room
 from ronde.net.host import host_identity, host_name
 from ronde.net.protection import SECRET, ConnectionKeys
-from ronde.net.stores.base import Store
 from ronde.process.process_groups import usable_core_numbers
 from ronde.settings import Settings
 
-__all__ = ["Wiring", "exchange_through", "wire", "wire_again"]
+__all__ = ["Wiring", "wire", "wire_again"]
 
-RECORD_LIMIT_BYTES = 4096
 MUST_AGREE = (
     *("transport", "protection", "tcp_streams"),
     *("staging_bytes", "adasum_hierarchical", "hierarchical_allgather"),
@@ -95,93 +90,6 @@ class Wiring:
         return {peer: [wire.parts() for wire in wires] for peer, wires in taken.items()}
 
 
-def exchange_through(
-    store: Store,
-    prefix: str,
-    rank: int,
-    size: int,
-    timeout_ns: int,
-    last_refusal: Callable[[], str] = str,
-    waiting: str = "",
-) -> Exchange:
-    """Return an exchange through a store, under keys that begin with `prefix` and are deleted after use.
-
-    Rank 0 collects what all ranks have stored, and stores it as one value. So the store serves a few requests of each
-    rank, and not one for each pair of ranks.
-
-    `last_refusal` returns a phrase for errors about the last connection that the store refused, or "". `waiting`: a key
-    under which each rank writes its number in the first exchange ("": none). An agent whose worker has ended reads
-    there that a rank still waits. The time counts from now on, for all exchanges together. They raise TimeoutError that
-    names the missing ranks.
-    """
-    deadline_ns = time.monotonic_ns() + timeout_ns
-    rounds = 0
-
-    def missing(base: str) -> list[int]:
-        absent = []
-        for peer in range(size):
-            try:
-                store.wait([f"{base}/{peer}"], 0)
-            except TimeoutError:
-                absent.append(peer)
-        return absent
-
-    def exchange(mine: bytes) -> list[bytes]:
-        nonlocal rounds
-        base, rounds = f"{prefix}/{rounds}", rounds + 1
-        if waiting and rounds == 1:
-            store.multi_set({f"{base}/{rank}": mine, waiting: b"%d" % rank})
-        else:
-            store.set(f"{base}/{rank}", mine)
-        left_ns = max(0, deadline_ns - time.monotonic_ns())
-        try:
-            if rank == 0:
-                records = store.multi_get([f"{base}/{peer}" for peer in range(size)], left_ns)
-                store.set(f"{base}/all", _packed(records))
-            else:
-                records = _unpacked(store.get(f"{base}/all", left_ns), size)
-        except TimeoutError:
-            late = missing(base) or [0]
-            message = (
-                f"waited {round(timeout_ns / 1e9, 1):g} s for {named_ranks(late)} of {size} to join at "
-                f"{store.address}"
-            )
-            if refusal := last_refusal():
-                message += f"; the store {refusal}"
-            else:
-                message += "; every rank must call ronde.init() within that time (RONDE_START_TIMEOUT)"
-            raise TimeoutError(message, "init", timeout_ns, tuple(late)) from None
-        # The last reader deletes the keys. If the store is gone by now, its host has read all keys, as this rank has.
-        with suppress(PeerLostError):
-            if store.add(f"{base}/read", 1) == size:
-                keys = [f"{base}/{name}" for name in (*range(size), "all", "read")]
-                if waiting and rounds == 1:
-                    keys.append(waiting)
-                for key in keys:  # torch's store cannot delete by prefix
-                    store.delete_key(key)
-        return records
-
-    return exchange
-
-
-def _packed(records: list[bytes]) -> bytes:
-    """Return the records as one value. They have much in common, so they are compressed: 512 to a twentieth."""
-    return zlib.compress(b"".join(framed(record).tobytes() for record in records), zlib.Z_BEST_SPEED)
-
-
-def _unpacked(packed: bytes, count: int) -> list[bytes]:
-    """Return the records of a value. Raises ProtocolError if it is malformed."""
-    unzip = zlib.decompressobj()
-    try:
-        text = unzip.decompress(packed, count * 2 * RECORD_LIMIT_BYTES)
-        records = unframed(np.frombuffer(text, np.uint8)) if unzip.eof else []
-    except (zlib.error, ProtocolError):
-        records = []
-    if len(records) != count:
-        raise ProtocolError(f"the start-up records that rank 0 has collected are malformed: expected {count}")
-    return records
-
-
 def wire(
     rank: int,
     size: int,
@@ -191,13 +99,15 @@ def wire(
     purpose: str,
     deadline_ns: int,
     address: str = "127.0.0.1",
+    check: Callable[[], None] | None = None,
 ) -> Wiring:
     """Connect this rank with all others of the world. All ranks call it.
 
     `purpose` names the communicator, the same on all ranks and used once. `deadline_ns`, of the monotonic clock, is
-    that of step 2; `exchange` has its own. `address` is the numeric address that this host offers to others. Raises
-    TimeoutError that names the missing ranks, PeerLostError, MismatchError if settings differ that must be equal,
-    AuthenticationError or VersionError; then all connections are closed.
+    that of step 2; `exchange` has its own. `address` is the numeric address that this host offers to others. `check`
+    is called regularly in step 2, and raises an error if another rank has failed. Raises TimeoutError that names the
+    missing ranks, PeerLostError, MismatchError if settings differ that must be equal, AuthenticationError or
+    VersionError; then all connections are closed.
     """
     mine = _RankRecord.of(rank, size, settings, address)
     if size == 1:
@@ -205,7 +115,7 @@ def wire(
     with ExitStack() as listeners:
         plan = _agree(mine, rank, exchange, listeners)
         slots = _slots(plan, settings.tcp_streams, has_controls=True)
-        return _connect(plan, slots, settings, key, purpose, deadline_ns)
+        return _connect(plan, slots, settings, key, purpose, deadline_ns, check)
 
 
 def wire_again(

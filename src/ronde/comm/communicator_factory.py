@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ronde import _native
@@ -41,13 +41,20 @@ class CommunicatorFactory:
     connections: _native.SharedConnections | None = None
 
     def make_world(
-        self, rank: int, size: int, exchange: Exchange, purpose: str, deadline_ns: int
+        self,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        purpose: str,
+        deadline_ns: int,
+        check: Callable[[], None] | None = None,
     ) -> Communicator:
-        """Return the communicator of all ranks, which they make together.
+        """Return the communicator of all ranks, which they make together. No rank returns before all are connected.
 
         `purpose`: its name, the same on all ranks, used once. `deadline_ns`: of the monotonic clock, for all steps.
+        `check`: raises an error if another rank has failed.
         """
-        wiring = wire(rank, size, exchange, self.wanted, self.key, purpose, deadline_ns, self.address)
+        wiring = wire(rank, size, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, check)
         try:
             topology, wanted = wiring.topology, self.wanted
             core = core_of(wanted.thread_affinity, topology.local_rank, topology.local_size)
@@ -66,7 +73,13 @@ class CommunicatorFactory:
         except BaseException:
             wiring.close()
             raise
-        return factory._communicator(native, topology, purpose, "world", range(size))
+        world = factory._communicator(native, topology, purpose, "world", range(size))
+        try:
+            world.barrier()  # else a rank that leaves at once is lost to those that still connect to others
+        except BaseException:
+            world.shutdown()
+            raise
+        return world
 
     def make_child(
         self,

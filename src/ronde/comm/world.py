@@ -8,27 +8,32 @@ call `shutdown` and `init` again.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import time
-from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ronde import settings
 from ronde.comm import logs
-from ronde.comm.bootstrap import exchange_through
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
+from ronde.comm.gathering import EpochOverError, Gathering, contest_rank
 from ronde.core.identity import Identity, MeetingPoint, identify
 from ronde.core.init_method import interpret_init_arguments
-from ronde.errors import NotInitializedError
+from ronde.core.world_epochs import Epoch
+from ronde.errors import NotInitializedError, PeerLostError, RondeError, UsageError
 from ronde.job_key import JobKey
+from ronde.light_dataclasses import replace
 from ronde.net.host import surroundings
-from ronde.net.meeting import Meeting, meet, waiting_key, world_name
+from ronde.net.meeting import Meeting, meet
 from ronde.process import uncaught
 from ronde.settings import Settings
 
 __all__ = ["has_joined", "init", "is_initialized", "meeting", "shutdown", "world", "world_of_parent"]
+
+VISIT_NS = 2 * 10**9  # how long to look for another process of this rank
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +48,11 @@ class _JobProcess:
         """Forget everything, as in a new process or a forked child."""
         self.pid = os.getpid()
         self.world: Communicator | None = None
+        self.wanted: Settings | None = None  # the settings of the world
         # Kept after shutdown, for the next `init`: a store that closed in between would look lost to the other ranks.
         self.meeting: Meeting | None = None
         self.point: MeetingPoint | None = None
-        self.generation = 0
-        self.joins: Counter[int] = (
-            Counter()
-        )  # by size: the worlds of the launcher that this process has joined
+        self.epoch: Epoch | None = None  # the last one to which this process has come
 
 
 _process = _JobProcess()
@@ -66,15 +69,17 @@ def init(
 ) -> None:
     """Join the world, and return when all ranks have joined. All ranks call it; a second call does nothing.
 
-    Without arguments, rank and size come from the launcher's environment; without a launcher, the world has one rank.
+    A second call with other arguments than the first one raises UsageError. Without arguments, rank and size come from
+    the launcher's environment; without a launcher, the world has one rank.
     `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks then meet, `tcp:host:port` or
     `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in torch.distributed's form, `env://`,
     `tcp://host:port` or `file:///path` (see core/init_method). `overrides`: settings by name (docs/settings.md), which
     override `RONDE_*` variables. Raises UsageError for invalid arguments, TimeoutError that names the missing ranks,
-    AuthenticationError.
+    PeerLostError if another rank raises in this call, AuthenticationError.
     """
     _forget_if_forked()
     if _process.world is not None:
+        _check_second_call(_process.world, rank, size if size is not None else world_size, overrides)
         return
     uncaught.announce_uncaught()
     environ = settings.environment()
@@ -91,12 +96,29 @@ def init(
             0, 1, lambda mine: [mine], "world", deadline_ns
         )
     else:
-        waiting = ""
-        if (wish.rank, wish.size, wish.store) == (None, None, None):
-            waiting = waiting_key(identity.size, _process.joins[identity.size])
-            uncaught.announce_joining(identity.size)
-            _process.joins[identity.size] += 1
-        _process.world = _join(identity, identity.meeting, wanted, deadline_ns, waiting)
+        is_launchers = (wish.rank, wish.size, wish.store) == (None, None, None)
+        _process.world = _join(identity, identity.meeting, wanted, deadline_ns, is_launchers)
+    _process.wanted = wanted
+
+
+def _check_second_call(
+    joined: Communicator, rank: int | None, size: int | None, overrides: Mapping[str, object]
+) -> None:
+    """Raise UsageError if a second call of `init` wants another world than the first one has made."""
+    assert _process.wanted is not None
+    wanted = settings.resolve(settings.environment(), **overrides)
+    pairs = [("rank", joined.rank, rank), ("size", joined.size, size)]
+    pairs += [
+        (name, getattr(_process.wanted, name), getattr(wanted, name))
+        for name, value in overrides.items()
+        if value is not None
+    ]
+    for name, first, second in pairs:
+        if second is not None and second != first:
+            raise UsageError(
+                f"ronde.init() was called again with {name}={second!r}, but the world that this process has joined has "
+                f"{name}={first!r}: call ronde.shutdown() first, or leave {name} out"
+            )
 
 
 def shutdown() -> None:
@@ -147,26 +169,94 @@ def _forget_if_forked() -> None:
 
 
 def _join(
-    identity: Identity, point: MeetingPoint, wanted: Settings, deadline_ns: int, waiting: str
+    identity: Identity, point: MeetingPoint, wanted: Settings, deadline_ns: int, is_launchers: bool
 ) -> Communicator:
     """Return the world. `deadline_ns` is that of all steps, from the store to shared memory.
 
-    `waiting`: the key that tells agents which rank waits for the others; "" in a world that the program describes.
+    `is_launchers`: whether the launcher describes the world, and not the program.
     """
-    if _process.meeting is None or _process.point != point:
-        if _process.meeting is not None:
-            _process.meeting.close()
+    began_ns = time.monotonic_ns()
+    while True:
+        gathering = _gather(identity, point, wanted, began_ns, deadline_ns)
+        meeting = _process.meeting
+        assert meeting is not None
+        try:
+            if is_launchers:
+                uncaught.announce_joining(identity.size, gathering.epoch.number)
+            meeting.find_address(wanted)
+            made = CommunicatorFactory(wanted, meeting.key, meeting.address).make_world(
+                identity.rank,
+                identity.size,
+                gathering.exchange,
+                gathering.name,
+                deadline_ns,
+                gathering.check,
+            )
+        except BaseException as error:
+            if is_launchers:
+                uncaught.announce_joined()
+            cause = gathering.end(error)
+            if isinstance(cause, EpochOverError):
+                continue
+            if cause is error:
+                raise
+            raise cause from None
+        if is_launchers:
+            uncaught.announce_joined()
+        if identity.rank == 0:
+            gathering.tidy()
+        return made
+
+
+def _gather(
+    identity: Identity, point: MeetingPoint, wanted: Settings, began_ns: int, deadline_ns: int
+) -> Gathering:
+    """Come to an epoch at the meeting point; meet there first, unless this process has."""
+    if _process.meeting is not None and _process.point == point:
+        try:
+            return _come(identity, _process.meeting, began_ns, deadline_ns)
+        except PeerLostError:
+            if point.served_by in (None, identity.rank):
+                raise
+            # The rank that served the store is gone; the process that takes its place serves another one.
+    if _process.meeting is not None:
+        _process.meeting.close()
+        _process.meeting = None
+    try:
         _process.meeting, _process.point = meet(point, identity.rank, wanted), point
-        _process.generation = 0
-    meeting = _process.meeting
-    purpose = world_name(_process.generation)
-    left_ns = deadline_ns - time.monotonic_ns()
-    exchange = exchange_through(
-        meeting.store, purpose, identity.rank, identity.size, left_ns, meeting.last_refusal, waiting
+    except UsageError:
+        if point.served_by == identity.rank:
+            _contest_rank(identity, point, wanted)
+        raise
+    return _come(identity, _process.meeting, began_ns, deadline_ns)
+
+
+def _come(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int) -> Gathering:
+    """Come to the next epoch of the meeting's store."""
+    gathering = Gathering(
+        meeting.store,
+        identity.rank,
+        identity.size,
+        began_ns,
+        deadline_ns,
+        _process.epoch,
+        meeting.last_refusal,
     )
-    _process.generation += 1
-    factory = CommunicatorFactory(wanted, meeting.key, meeting.address)
-    return factory.make_world(identity.rank, identity.size, exchange, purpose, deadline_ns)
+    _process.epoch = gathering.epoch
+    return gathering
+
+
+def _contest_rank(identity: Identity, point: MeetingPoint, wanted: Settings) -> None:
+    """Raise UsageError, also on all other ranks, if another process serves the store because it has the same rank."""
+    visitor = replace(point, served_by=None)
+    try:
+        meeting = meet(visitor, identity.rank, dataclasses.replace(wanted, start_timeout_ns=VISIT_NS))
+    except RondeError:  # another program has the address
+        return
+    try:
+        contest_rank(meeting.store, identity.rank, identity.size)
+    finally:
+        meeting.close()
 
 
 def _end() -> None:

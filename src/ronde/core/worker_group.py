@@ -4,8 +4,8 @@ Rules
 
 1. If every worker ends with exit code 0, so does the job, without a message. One that does so while others run has no
    effect: ranks that still need it learn of its departure from each other, if they have met. But if another worker has
-   begun to join the world (`ronde.init`) more often, it waits in vain, and the worker that ended has failed. The shell
-   finds out whether one of another node waits (`WorkerGroup.absent`), also after the last worker has ended.
+   come to a later epoch of the world (`ronde.init`) and waits there, the worker that ended has failed. The shell finds
+   out whether one of another node waits (`WorkerGroup.absent`), also after the last worker has ended.
 2. The first worker to fail is the cause: its exit code is the job's (128 + signal for a killed worker). A worker that
    fails because it lost a peer is the cause only until another worker fails for another reason. If two failed workers
    tell when they raised their exceptions, the earlier exception is the cause, whichever worker ends first. A worker has
@@ -61,6 +61,7 @@ from ronde.core.worker_group_events import (
     Started,
     StopGroup,
     Vacated,
+    WorkerJoined,
     WorkerJoins,
     WorkerLeft,
     WorkerMissed,
@@ -134,7 +135,8 @@ class Worker:
     raised_ns: int = 0
     raised: str = ""  # the exception that it announced
     has_left: bool = False  # the other ranks
-    joins: int = 0  # how often it has begun to join the world
+    epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
+    is_joining: bool = False  # it waits in `ronde.init` for the others
     missed_by: tuple[int, ...] = ()  # the ranks that wait for it, although it has ended with exit code 0
     signum: int = 0  # the last signal that it got from the supervisor while its process ran
     problem: str = ""  # why it could not start
@@ -189,7 +191,7 @@ class Worker:
         if self.raised and (self.signum or not self.returncode):
             return f"{who} raised {self.raised} {took}"
         if self.missed_by:
-            calling = "calling ronde.init() again" if self.joins else "calling ronde.init()"
+            calling = "calling ronde.init() again" if self.epochs else "calling ronde.init()"
             waiting = f"{name_ranks(self.missed_by)} wait{'s' if len(self.missed_by) == 1 else ''}"
             return f"{who}, for which {waiting}, ended with exit code 0 {took} without {calling}"
         if self.returncode is None:
@@ -202,10 +204,10 @@ class Worker:
 
 @dataclass(frozen=True)
 class Absent:
-    """A worker that has ended with exit code 0, after it had begun to join the world `joins` times."""
+    """A worker that has ended with exit code 0, after it had come to the last of `epochs` epochs."""
 
     rank: int
-    joins: int
+    epochs: int
 
 
 class WorkerGroup:
@@ -242,8 +244,8 @@ class WorkerGroup:
         if self._failed or self._interrupt or self._phase in (GroupPhase.STOPPING, GroupPhase.KILLING):
             return None
         ended = [worker for worker in self.workers.values() if worker.has_succeeded]
-        first = min(ended, key=lambda worker: (worker.joins, worker.rank), default=None)
-        return Absent(first.rank, first.joins) if first else None
+        first = min(ended, key=lambda worker: (worker.epochs, worker.rank), default=None)
+        return Absent(first.rank, first.epochs) if first else None
 
     @property
     def phase(self) -> GroupPhase:
@@ -263,7 +265,7 @@ class WorkerGroup:
                 effects = self._not_started(now_ns, event)
             case WorkerRaised():
                 effects = self._raised(now_ns, event)
-            case WorkerJoins() | WorkerLeft() | WorkerMissed():
+            case WorkerJoins() | WorkerJoined() | WorkerLeft() | WorkerMissed():
                 effects = self._noted(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
@@ -298,7 +300,9 @@ class WorkerGroup:
         worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
         return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
 
-    def _noted(self, now_ns: int, event: WorkerJoins | WorkerLeft | WorkerMissed) -> list[Effect]:
+    def _noted(
+        self, now_ns: int, event: WorkerJoins | WorkerJoined | WorkerLeft | WorkerMissed
+    ) -> list[Effect]:
         worker = self.workers.get(event.rank)
         if worker is None:
             return []
@@ -307,7 +311,9 @@ class WorkerGroup:
             return []
         if isinstance(event, WorkerMissed):
             return self._failed_by_itself(now_ns, worker) if self._note_missed(worker, event.by) else []
-        worker.joins += 1
+        worker.is_joining = isinstance(event, WorkerJoins)
+        if isinstance(event, WorkerJoins):
+            worker.epochs = max(worker.epochs, event.epoch + 1)
         return self._check_joins(now_ns)
 
     def _check_joins(self, now_ns: int) -> list[Effect]:
@@ -319,7 +325,7 @@ class WorkerGroup:
                 worker.missed_by = tuple(
                     rank
                     for rank, other in sorted(self.workers.items())
-                    if other.returncode is None and other.joins > worker.joins
+                    if other.returncode is None and other.is_joining and other.epochs > worker.epochs
                 )
                 if worker.missed_by:
                     return self._failed_by_itself(now_ns, worker)

@@ -17,6 +17,7 @@ __all__ = [
     "Started",
     "StopGroup",
     "Vacated",
+    "WorkerJoined",
     "WorkerJoins",
     "WorkerLeft",
     "WorkerMissed",
@@ -78,7 +79,15 @@ class WorkerLeft:
 
 @dataclass(frozen=True)
 class WorkerJoins:
-    """The worker begins to join the world of all ranks. It cannot have joined before all of them have begun."""
+    """The worker has come to an epoch of the world of all ranks. It cannot have joined before all of them have come."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    """The worker has joined the world of the epoch to which it came, or has given up."""
 
     rank: int
 
@@ -126,6 +135,7 @@ Event = (
     | NotStarted
     | WorkerRaised
     | WorkerJoins
+    | WorkerJoined
     | WorkerLeft
     | WorkerMissed
     | Exited

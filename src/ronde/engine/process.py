@@ -69,7 +69,8 @@ def init(
         print("rank", ronde.rank(), "of", ronde.size())
 
     All ranks call it, before any other function. It returns when all have joined; a second call does nothing. Without
-    arguments, rank and size come from the launcher's environment; without a launcher, the world has one rank.
+    arguments, rank and size come from the launcher's environment; without a launcher, the world has one rank. After 10
+    seconds it logs which ranks are missing.
 
     Args:
         rank: this process's rank, from 0, if there is no launcher.
@@ -81,8 +82,10 @@ def init(
         overrides: settings by name (docs/settings.md), which override `RONDE_*` variables: `timeout_ns=10**10`.
 
     Raises:
-        UsageError: an argument or variable is invalid, or the machine lacks a resource.
+        UsageError: an argument or variable is invalid, the machine lacks a resource, two processes have this rank, or
+            a second call has other arguments than the first.
         TimeoutError: ranks are missing after `start_timeout_ns` (default: 300 s); the error names them.
+        PeerLostError: another rank has raised in this call; the error names it and its reason.
         AuthenticationError: another rank has another job key.
         MismatchError: ranks have different settings that must be the same.
     """
@@ -107,10 +110,11 @@ def _init(
 ) -> None:
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise UsageError(f'process_sets must be a list of process sets, or "dynamic", not {process_sets!r}')
-    if comm.has_joined():
-        return
+    has_joined = comm.has_joined()
     began_ns = time.monotonic_ns()
     comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
+    if has_joined:
+        return
     wanted = settings.resolve(settings.environment(), **overrides)
     world = comm.world()
     sets = () if process_sets is None or isinstance(process_sets, str) else process_sets

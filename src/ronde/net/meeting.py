@@ -1,4 +1,7 @@
-"""Connects a rank to its job's store, and serves the store if that is this rank's part."""
+"""Connects a rank to its job's store, and serves the store if that is this rank's part.
+
+What the ranks do there is decided by `core/world_epochs`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from ronde.net.stores.base import Store
 from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import Settings, environment
 
-__all__ = ["Meeting", "meet", "waiting_key", "world_name"]
+__all__ = ["Meeting", "meet"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,15 +28,20 @@ ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737), which the defaul
 
 @dataclass
 class Meeting:
-    """The job's store, its key, and the numeric address on which this host offers data connections.
+    """The job's store and its key; `address`: on which this host offers data connections, once `find_address` has run.
 
     Keep it open until all ranks have initialized: they need the server.
     """
 
     store: Store
     key: JobKey
-    address: str
+    target: addresses.Address  # of the store
     server: StoreServer | None = None
+    address: str = ""
+
+    def find_address(self, settings: Settings) -> None:
+        """Find out the numeric address. Raises UsageError if there is no such interface."""
+        self.address = self.address or _listening_address(settings, self.target)
 
     def last_refusal(self) -> str:
         """Return a description of the last connection that the store served here has refused, or ""."""
@@ -44,19 +52,6 @@ class Meeting:
         self.store.close()
         if self.server:
             self.server.close()
-
-
-def world_name(generation: int) -> str:
-    """Return the prefix of the keys with which the ranks of a world meet; the first one has generation 0."""
-    return f"world {generation}"
-
-
-def waiting_key(size: int, joins: int) -> str:
-    """Return the key under which a rank that waits in `ronde.init` has written its number, until all ranks have come.
-
-    `size`: the number of ranks for which it waits. `joins`: how often it has joined so many ranks before.
-    """
-    return f"waiting/{size}/{joins}"
 
 
 def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
@@ -75,17 +70,12 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
         from ronde.net.stores.torch import TorchStore  # here, because it imports torch
 
         store: Store = TorchStore(target.host, target.port, f"ronde/{point.job}", timeout_ns)
-        return Meeting(store, key, _listening_address(settings, target))
+        return Meeting(store, key, target)
     is_secret = settings.protection == SECRET
     is_server = point.served_by == rank
     server = StoreServer(point.address, key, is_secret=is_secret) if is_server else None
     try:
-        store = StoreClient(point.address, key, timeout_ns, is_secret=is_secret)
-        try:
-            return Meeting(store, key, _listening_address(settings, target), server)
-        except BaseException:
-            store.close()
-            raise
+        return Meeting(StoreClient(point.address, key, timeout_ns, is_secret=is_secret), key, target, server)
     except BaseException:
         if server:
             server.close()
@@ -116,7 +106,7 @@ def _meet_in_file(point: MeetingPoint, rank: int, settings: Settings) -> Meeting
     key = _key(point, rank, settings, addresses.is_loopback(address))
     file = FileStore(point.address.removeprefix(FILE))
     try:
-        return Meeting(join_session(file, rank), key, address)
+        return Meeting(join_session(file, rank), key, addresses.Address(host=address), address=address)
     except BaseException:
         file.close()
         raise

@@ -7,7 +7,8 @@ All workers of a launcher share one pipe. The variable `_RONDE_UNCAUGHT` holds i
 process that inherits the variable without the descriptor does not write to another file of that number. A worker first
 writes its error file, then its rank and `raised` into the pipe. Before it leaves the other ranks it writes `left`: they
 may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`). Before it waits for the others in
-`ronde.init` it writes `joins` and the number of ranks.
+`ronde.init` it writes `joins`, the number of ranks, and the epoch of the world (`core/world_epochs`); afterwards
+`joined`.
 
 A launcher that shows the error file's traceback in its report sets `LEAVES_TRACEBACK`. A worker then prints one line
 of an exception, which ends with `POINTER`, and leaves the traceback to the report. A consequence of another rank's
@@ -32,6 +33,7 @@ __all__ = [
     "Announcements",
     "announce_departure",
     "announce_exception",
+    "announce_joined",
     "announce_joining",
     "announce_uncaught",
     "mark_recorded",
@@ -43,15 +45,19 @@ _VARIABLE = "_RONDE_UNCAUGHT"
 _READ_BYTES = 4096
 
 
-What = Literal["raised", "left", "joins"]
+What = Literal["raised", "left", "joins", "joined"]
 
 
 class Announcement(NamedTuple):
-    """A worker has raised an exception that nothing catches, leaves the other ranks, or joins them: `size` in all."""
+    """A worker has raised an exception that nothing catches, leaves the other ranks, begins or ends to wait for them.
+
+    `size`: how many ranks it joins, with itself. `epoch`: of the world that they form.
+    """
 
     rank: int
     what: What
     size: int = 0
+    epoch: int = 0
 
 
 class Announcements:
@@ -90,10 +96,10 @@ class Announcements:
 def _parse(line: str) -> Announcement | None:
     """Return the announcement of a line, None if it is none."""
     match line.split(" "):
-        case [rank, ("raised" | "left") as what] if rank.isdecimal():
+        case [rank, ("raised" | "left" | "joined") as what] if rank.isdecimal():
             return Announcement(int(rank), what)
-        case [rank, "joins", size] if rank.isdecimal() and size.isdecimal():
-            return Announcement(int(rank), "joins", int(size))
+        case [rank, "joins", size, epoch] if all(each.isdecimal() for each in (rank, size, epoch)):
+            return Announcement(int(rank), "joins", int(size), int(epoch))
     return None
 
 
@@ -188,9 +194,14 @@ def announce_departure() -> None:
         _announce("left")
 
 
-def announce_joining(size: int) -> None:
-    """Tell the launcher that this process will wait for the other ranks of its world, `size` in all."""
-    _announce("joins", f" {size}")
+def announce_joining(size: int, epoch: int) -> None:
+    """Tell the launcher that this process will wait for the other ranks of this epoch's world, `size` in all."""
+    _announce("joins", f" {size} {epoch}")
+
+
+def announce_joined() -> None:
+    """Tell the launcher that this process does not wait for the other ranks any more: they have met, or it gives up."""
+    _announce("joined")
 
 
 def _announce(what: What, details: str = "") -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ronde.comm.bootstrap import Wire, Wiring, exchange_through, wire, wire_again
-from ronde.comm.byte_exchange import exchange_among
+from ronde.comm.bootstrap import Wire, Wiring, wire, wire_again
+from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator_factory import CommunicatorFactory
+from ronde.comm.gathering import Gathering
 from ronde.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError, TimeoutError
 from ronde.net.stores.memory import MemoryStore
 from ronde.settings import JobKey, Settings
@@ -26,6 +27,11 @@ KEY = JobKey.generate()
 
 def deadline_in(duration_ns: int) -> int:
     return time.monotonic_ns() + duration_ns
+
+
+def exchange_through(store: MemoryStore, rank: int, size: int, timeout_ns: int) -> Exchange:
+    """Return the exchange of a first attempt to form a world."""
+    return Gathering(store, rank, size, time.monotonic_ns(), deadline_in(timeout_ns)).exchange
 
 
 def in_threads(size: int, body: Callable[[int], object]) -> list[object]:
@@ -61,7 +67,7 @@ class Job:
         if rank in self.absent:
             return None
         settings = Settings(**{**self.settings, **self.overrides.get(rank, {})})  # type: ignore[arg-type]
-        exchange = exchange_through(self.store, "world/1", rank, self.size, settings.start_timeout_ns)
+        exchange = exchange_through(self.store, rank, self.size, settings.start_timeout_ns)
         return wire(
             rank,
             self.size,
@@ -187,15 +193,6 @@ def test_two_hosts() -> None:
         assert [sorted(wiring.data) for wiring in wirings] == [[1, 3], [0, 2, 4], [1, 3], [0, 2, 4], [1, 3]]
 
 
-def test_the_store_is_left_empty() -> None:
-    job = Job(3, transport="tcp")
-    with closing(job.wirings()):
-        for rank in range(3):
-            for number in range(2):
-                with pytest.raises(TimeoutError):
-                    job.store.get(f"world/1/{number}/{rank}", 0)
-
-
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_a_rank_that_never_comes_is_named(transport: str) -> None:
     results = Job(4, absent=(1, 3), transport=transport, start_timeout_ns=SECOND).run()
@@ -259,12 +256,11 @@ def test_a_store_gives_each_rank_all_records_as_one_small_value() -> None:
     store = CountingStore()
 
     def body(rank: int) -> list[bytes]:
-        return exchange_through(store, "w", rank, size, 60 * SECOND)(b"%d %s" % (rank, record))
+        return exchange_through(store, rank, size, 60 * SECOND)(b"%d %s" % (rank, record))
 
     for told in in_threads(size, body):
         assert told == [b"%d %s" % (rank, record) for rank in range(size)]
     assert store.given < size * len(record) * size / 10
-    assert store.num_keys() == 0
 
 
 def test_collected_records_that_are_malformed() -> None:
@@ -276,11 +272,10 @@ def test_collected_records_that_are_malformed() -> None:
         zlib.compress(b"\xff" * 20),
     ):
         store = MemoryStore()
-        store.set("w/0/all", packed)
-        with pytest.raises(
-            ProtocolError, match="the start-up records that rank 0 has collected are malformed"
-        ):
-            exchange_through(store, "w", 1, 2, SECOND)(b"mine")
+        store.set("world 2/epoch", b"word-0")
+        store.set("world 2/word-0/0/outcome", b"records " + packed)
+        with pytest.raises(ProtocolError, match="the start-up records of the ranks are malformed"):
+            exchange_through(store, 1, 2, SECOND)(b"mine")
 
 
 def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
@@ -290,7 +285,7 @@ def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
 
     def body(rank: int) -> object:
         limit_ns = 60 * SECOND
-        exchange = exchange_through(job.store, "w", rank, 3, limit_ns)
+        exchange = exchange_through(job.store, rank, 3, limit_ns)
         if rank == 2:
             exchange(record_of(rank))
             told.wait()
@@ -303,7 +298,8 @@ def test_a_peer_that_gives_up_is_noticed_before_the_deadline() -> None:
             told.set()
 
     def record_of(rank: int) -> bytes:
-        own = job.store.get("w/0/0", 60 * SECOND)
+        epoch = job.store.get("world 3/epoch", 0).decode()
+        own = job.store.get(f"world 3/{epoch}/0/0", 60 * SECOND)
         return own.replace(b"unix:@ronde-", b"unix:@ronde-other-")
 
     first, second, _ = in_threads(3, body)
@@ -318,7 +314,7 @@ def test_connections_and_shared_memory_have_one_deadline() -> None:
     is_over = threading.Event()
 
     def body(rank: int) -> object:
-        exchange = exchange_through(store, "w", rank, 2, 60 * SECOND)
+        exchange = exchange_through(store, rank, 2, 60 * SECOND)
         if rank == 0:
             with closing([wire(0, 2, exchange, Settings(), KEY, "w", deadline_in(60 * SECOND))]):
                 is_over.wait()
@@ -339,7 +335,7 @@ def test_communicators_of_the_world_have_its_deadline() -> None:
     is_over = threading.Event()
 
     def body(rank: int) -> object:
-        exchange = exchange_through(store, "w", rank, 2, 60 * SECOND)
+        exchange = exchange_through(store, rank, 2, 60 * SECOND)
         factory = CommunicatorFactory(Settings(), KEY)
         world = factory.make_world(rank, 2, exchange, "w", deadline_in(60 * SECOND))
         try:

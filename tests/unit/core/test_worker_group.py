@@ -20,6 +20,7 @@ from ronde.core.worker_group_events import (
     Started,
     StopGroup,
     Vacated,
+    WorkerJoined,
     WorkerJoins,
     WorkerLeft,
     WorkerMissed,
@@ -136,10 +137,10 @@ def test_a_worker_that_has_left_and_blames_a_peer_has_no_more_time() -> None:
 @pytest.mark.parametrize("ends_first", [True, False])
 def test_a_worker_has_failed_that_ends_and_never_joins_the_others(ends_first: bool) -> None:
     story = Story(3)
-    events: list[Event] = [Exited(1, 0), WorkerJoins(0)]
+    events: list[Event] = [Exited(1, 0), WorkerJoins(0, 0)]
     assert story.at(1, events[not ends_first]) == []
     assert story.at(1, events[ends_first]) == ["timer at 4"]
-    assert story.at(2, WorkerJoins(2)) == []
+    assert story.at(2, WorkerJoins(2, 0)) == []
     assert story.at(4, GroupTimer()) == ["signal 15 to ranks 0, 2", "timer at 9"]
     assert story.reason == "still running 3 s after rank 1 ended"
     story.at(5, Exited(0, -SIGTERM))
@@ -152,19 +153,37 @@ def test_a_worker_has_failed_that_ends_and_never_joins_the_others(ends_first: bo
 def test_a_worker_may_end_as_soon_as_it_has_joined_the_others() -> None:
     story = Story(2)
     for rank in 0, 1:
-        story.at(1, WorkerJoins(rank))
+        story.at(1, WorkerJoins(rank, 0))
+        story.at(1, WorkerJoined(rank))
     story.at(2, WorkerLeft(1))
     assert story.at(2, Exited(1, 0)) == []
-    assert story.at(3, WorkerJoins(0)) == ["timer at 6"], "a second time it waits in vain"
+    assert story.at(3, WorkerJoins(0, 1)) == ["timer at 6"], "a second time it waits in vain"
     story.at(4, Exited(0, 1))
     assert "for which rank 0 waits, ended with exit code 0" in story.reason
     assert "without calling ronde.init() again" in story.reason
 
 
+def test_a_worker_that_joins_late_counts_the_epochs_of_the_others() -> None:
+    """A fresh process, whose first epoch is the third one of the survivors."""
+    story = Story(2)
+    for rank in 0, 1:
+        story.at(1, WorkerJoins(rank, 2))
+    assert story.at(2, Exited(1, 0)) == []
+    assert story.group.absent == Absent(1, 3)
+
+
+def test_a_worker_that_does_not_wait_any_more_misses_nobody() -> None:
+    """Rank 1 joins as another program (`os.execv`), which cannot announce it."""
+    story = Story(2)
+    story.at(1, WorkerJoins(0, 1))
+    story.at(2, WorkerJoined(0))
+    assert story.at(3, Exited(1, 0)) == []
+
+
 def test_a_worker_has_failed_for_which_a_rank_of_another_node_waits() -> None:
     story = Story(2)
     assert story.group.absent is None
-    story.at(1, WorkerJoins(1))
+    story.at(1, WorkerJoins(1, 0))
     assert story.at(1, Exited(1, 0)) == []
     assert story.group.absent == Absent(1, 1)
     assert story.at(2, Exited(0, 0)) == ["finish 0"]
@@ -199,9 +218,9 @@ def test_only_a_worker_that_has_succeeded_is_missed() -> None:
 
 def test_a_process_that_a_worker_leaves_behind_may_join_in_its_place() -> None:
     story = Story(2)
-    story.at(1, WorkerJoins(0))
+    story.at(1, WorkerJoins(0, 0))
     assert story.at(2, Exited(1, 0, leftovers=True)) == []
-    assert story.at(3, WorkerJoins(1)) == []
+    assert story.at(3, WorkerJoins(1, 0)) == []
     assert story.at(4, Vacated(1)) == []
 
 
@@ -437,13 +456,17 @@ def test_who_is_told_from_outside_may_take_longer(signum: int, given_s: int) -> 
 
 def random_event(choose: random.Random, running: set[int], left: set[int]) -> Event:
     """Something that can happen while these ranks run and those have left processes behind; often nothing."""
-    kind = choose.choice(["raise", "join", "leave", "exit", "vacate", "interrupt", "nothing", "nothing"])
+    kind = choose.choice(
+        ["raise", "join", "joined", "leave", "exit", "vacate", "interrupt", "nothing", "nothing"]
+    )
     if kind == "raise" and running:
         return WorkerRaised(
             choose.choice(sorted(running)), "ValueError", choose.random() < 0.5, choose.randrange(9)
         )
     if kind == "join" and running:
-        return WorkerJoins(choose.choice(sorted(running)))
+        return WorkerJoins(choose.choice(sorted(running)), choose.randrange(3))
+    if kind == "joined" and running:
+        return WorkerJoined(choose.choice(sorted(running)))
     if kind == "leave" and running:
         return WorkerLeft(choose.choice(sorted(running)))
     if kind == "exit" and running:

@@ -27,6 +27,8 @@ def test_rank_0_serves_and_the_others_come() -> None:
         thread.join()
     assert sorted(meeting.store.add("n", 1) for meeting in meetings) == [1, 2, 3]
     assert sum(meeting.server is not None for meeting in meetings) == 1
+    for meeting in meetings:
+        meeting.find_address(SETTINGS)
     assert {meeting.address for meeting in meetings} == {"127.0.0.1"}
     (key,) = {meeting.key for meeting in meetings}
     assert key != JobKey.derived_from(POINT.job)  # which strangers can compute
@@ -41,21 +43,16 @@ def test_the_launcher_serves_and_gives_the_key() -> None:
     point = MeetingPoint(server.address, None, server.address)
     meeting = meet(point, 0, Settings(job_key=key, interface="lo"))
     assert meeting.server is None
+    with pytest.raises(UsageError, match="no network interface 'eth77'"):
+        meeting.find_address(Settings(interface="eth77"))
+    meeting.find_address(SETTINGS)
     assert meeting.address == "127.0.0.1"
     meeting.close()
     with pytest.raises(AuthenticationError):
         meet(point, 0, SETTINGS)
-    with pytest.raises(UsageError, match="no network interface 'eth77'"):
-        meet(point, 0, Settings(job_key=key, interface="eth77"))
     server.close()
 
 
 def test_no_server_at_the_meeting_point() -> None:
     with pytest.raises(TimeoutError, match=f"for the store at {POINT.address}: Connection refused"):
         meet(POINT, 1, Settings(start_timeout_ns=SECOND // 20))
-
-
-def test_a_failed_meeting_frees_the_address() -> None:
-    for _ in range(2):
-        with pytest.raises(UsageError, match="no network interface 'eth77'"):
-            meet(POINT, 0, Settings(interface="eth77"))

@@ -1,11 +1,11 @@
 """Finds out whether a rank of another node waits in `ronde.init` for a worker of this node that has ended.
 
 Workers announce to the agent of their node that they begin to join (`process/uncaught`). Those of other nodes do not,
-but the first thing that a rank writes into the store of the round is its number, under a key that exists until all
-ranks have come (`net/meeting`). A thread waits for that key. It connects only `DELAY_NS` after the end of the worker,
-so a round whose workers all end together needs no connection.
+but they come to an epoch in the store of the round (`core/world_epochs`). A thread waits until one has come to an epoch
+without this worker. It connects only `DELAY_NS` after the end of the worker, so a round whose workers all end together
+needs no connection.
 
-The key names the size of the world: a program may make a smaller one, in which this worker has no part.
+The keys name the size of the world: a program may make a smaller one, in which this worker has no part.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class AbsenceWatch:
 
     def _begin(self) -> None:
         try:
-            self._wait = _Wait(self._address, self._key, self._size, self._absent.joins)
+            self._wait = _Wait(self._address, self._key, self._size, self._absent.rank)
         except (
             OSError,
             RuntimeError,
@@ -81,9 +81,9 @@ class AbsenceWatch:
 
 
 class _Wait:
-    """A thread that waits until a rank waits for others, in the world of `size` ranks that follows on `joins` ones."""
+    """A thread that waits until a rank has come to an epoch of the world of `size` ranks to which `absent` has not."""
 
-    def __init__(self, address: str, key: JobKey, size: int, joins: int) -> None:
+    def __init__(self, address: str, key: JobKey, size: int, absent: int) -> None:
         from ronde.net.event_queue import EventQueue  # only where a worker has ended early
 
         self._found: EventQueue[int] = EventQueue()
@@ -92,7 +92,7 @@ class _Wait:
         self._store: Store | None = None
         try:
             threading.Thread(
-                target=self._run, args=(address, key, size, joins), daemon=True, name="ronde-absence"
+                target=self._run, args=(address, key, size, absent), daemon=True, name="ronde-absence"
             ).start()
         except RuntimeError:
             self._found.close()
@@ -114,9 +114,8 @@ class _Wait:
             store.close()
         self._found.close()
 
-    def _run(self, address: str, key: JobKey, size: int, joins: int) -> None:
+    def _run(self, address: str, key: JobKey, size: int, absent: int) -> None:
         from ronde.errors import RondeError
-        from ronde.net.meeting import waiting_key
         from ronde.net.stores.tcp import StoreClient
 
         try:
@@ -126,8 +125,21 @@ class _Wait:
                     if self._closed:
                         return
                     self._store = store
-                self._found.put(int(store.get(waiting_key(size, joins), FOREVER_NS)))
+                self._found.put(_await_waiting(store, size, absent))
             finally:
                 store.close()
         except (RondeError, ValueError):
             pass  # the store is gone, and the round with it; or the watch has been closed
+
+
+def _await_waiting(store: Store, size: int, absent: int) -> int:
+    """Return the first rank found that has come to an epoch without the absent one."""
+    from ronde.core.world_epochs import Epoch, WorldKeys
+
+    keys = WorldKeys(size)
+    epoch = Epoch.decode(store.get(keys.counter, FOREVER_NS))
+    while store.check([keys.member(epoch, absent)]):
+        store.watch({keys.counter: epoch.encode()}, FOREVER_NS)
+        epoch = Epoch.decode(store.get(keys.counter, 0))
+    members = {keys.member(epoch, rank): rank for rank in range(size)}
+    return members[next(iter(store.watch(dict.fromkeys(members), FOREVER_NS)))]

@@ -27,6 +27,7 @@ from ronde.core.worker_group_events import (
     Started,
     StopGroup,
     Vacated,
+    WorkerJoined,
     WorkerJoins,
     WorkerLeft,
     WorkerMissed,
@@ -121,7 +122,10 @@ class Supervisor:
             case "left":
                 self._step_group(WorkerLeft(rank))
             case "joins" if str(announcement.size) == self._plan.workers[0].environment["WORLD_SIZE"]:
-                self._step_group(WorkerJoins(rank))  # not a world that the program has made up
+                # Not a world that the program has made up.
+                self._step_group(WorkerJoins(rank, announcement.epoch))
+            case "joined":
+                self._step_group(WorkerJoined(rank))
 
     def note_missed(self, rank: int, by: int) -> None:
         """Note that a rank of another node waits in `ronde.init` for this worker, which has ended."""
