@@ -22,10 +22,10 @@ from ronde.core.world_epochs import (
     Epoch,
     How,
     MultiGet,
+    Reaction,
     Request,
-    Set,
+    SetValue,
     Steps,
-    Verdict,
     WorldKeys,
     come_to_epoch,
     end_epoch,
@@ -139,7 +139,7 @@ class Process:
         return counter is not None and Epoch.decode(counter).word == epoch.word
 
     def _judge(self, ending: Ending, epoch: Epoch) -> Generator[Request | Look, Any, None]:
-        if judge_ending(ending, self.rank) is Verdict.CONTEST:
+        if judge_ending(ending, self.rank) is Reaction.CONTEST:
             yield from end_epoch(self.sim.keys, epoch.following, 0, Ending(How.TWICE, self.rank, ""))
 
 
@@ -193,7 +193,7 @@ class Simulation:
                 if content.get(key, b"") == expected:
                     content[key] = desired
                 return content.get(key, b"")
-            case Set(key, value):
+            case SetValue(key, value):
                 content[key] = value
                 return None
             case Add(key):
@@ -250,7 +250,7 @@ def counting_its_own_calls(
     keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str
 ) -> Steps[Epoch]:
     epoch = last.following if last else Epoch("word", 0)
-    yield Set(keys.member(epoch, rank), member)
+    yield SetValue(keys.member(epoch, rank), member)
     return epoch
 
 
@@ -258,7 +258,7 @@ def without_moving_on(
     keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str
 ) -> Steps[Epoch]:
     found = yield CompareSet(keys.counter, b"", Epoch(word, 0).encode())
-    yield Set(keys.member(Epoch.decode(found), rank), member)
+    yield SetValue(keys.member(Epoch.decode(found), rank), member)
     return Epoch.decode(found)
 
 
@@ -267,7 +267,7 @@ def without_a_word(keys: WorldKeys, rank: int, member: bytes, last: Epoch | None
 
 
 def ending_at_any_time(keys: WorldKeys, epoch: Epoch, stage: int, ending: Ending) -> Steps[None]:
-    yield Set(keys.outcome(epoch, stage), end_value(ending))
+    yield SetValue(keys.outcome(epoch, stage), end_value(ending))
 
 
 @pytest.mark.parametrize(

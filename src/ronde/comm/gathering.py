@@ -24,10 +24,10 @@ from ronde.core.world_epochs import (
     Epoch,
     How,
     MultiGet,
+    Reaction,
     Result,
-    Set,
+    SetValue,
     Steps,
-    Verdict,
     WorldKeys,
     come_to_epoch,
     end_epoch,
@@ -162,7 +162,7 @@ class Gathering:
 
     def _perform(self, steps: Steps[Result]) -> Result:
         """Send the requests to the store; return the result of the steps."""
-        store, answer = self._store, None
+        store, answer = self._store, None  # type: Store, Any
         while True:
             try:
                 request = steps.send(answer)
@@ -172,8 +172,9 @@ class Gathering:
             match request:
                 case CompareSet():
                     answer = store.compare_set(*request)
-                case Set():
-                    answer = store.set(*request)
+                case SetValue():
+                    answer = None
+                    store.set(*request)
                 case Add():
                     answer = store.add(request.key, 1)
                 case MultiGet():
@@ -196,10 +197,10 @@ class Gathering:
     def _error_of(self, ending: Ending) -> Exception:
         """Return what this rank raises about an ending."""
         self._is_over = True
-        verdict = judge_ending(ending, self._rank)
-        if verdict is Verdict.GO_ON:
+        reaction = judge_ending(ending, self._rank)
+        if reaction is Reaction.GO_ON:
             return EpochOverError()
-        if verdict is Verdict.CONTEST:
+        if reaction is Reaction.CONTEST:
             ending = self._contest(ending)
         if ending.how is How.TWICE:
             message = f"two processes have rank {ending.rank} of this job, {ending.reason}: {TWICE_REMEDY}"

@@ -55,9 +55,9 @@ __all__ = [
     "How",
     "MultiGet",
     "Request",
-    "Set",
+    "SetValue",
     "Steps",
-    "Verdict",
+    "Reaction",
     "WorldKeys",
     "come_to_epoch",
     "end_epoch",
@@ -81,7 +81,7 @@ class CompareSet(NamedTuple):
     desired: bytes
 
 
-class Set(NamedTuple):
+class SetValue(NamedTuple):
     """Ask for `Store.set`."""
 
     key: str
@@ -100,7 +100,7 @@ class MultiGet(NamedTuple):
     keys: list[str]
 
 
-Request = CompareSet | Set | Add | MultiGet
+Request = CompareSet | SetValue | Add | MultiGet
 Steps = Generator[Request, Any, Result]
 
 
@@ -150,9 +150,9 @@ class WorldKeys(NamedTuple):
         """Return the key of a rank's record."""
         return f"{self.world(epoch)}/{stage}/{rank}"
 
-    def count(self, epoch: Epoch, stage: int) -> str:
+    def arrivals(self, epoch: Epoch, stage: int) -> str:
         """Return the key of the number of records."""
-        return f"{self.world(epoch)}/{stage}/count"
+        return f"{self.world(epoch)}/{stage}/arrivals"
 
     def outcome(self, epoch: Epoch, stage: int) -> str:
         """Return the key of the stage's outcome."""
@@ -164,7 +164,7 @@ class WorldKeys(NamedTuple):
         return [
             *(self.member(epoch, rank) for rank in ranks),
             *(self.record(epoch, stage, rank) for stage in stages for rank in ranks),
-            *(self.count(epoch, stage) for stage in stages),
+            *(self.arrivals(epoch, stage) for stage in stages),
             *(self.outcome(epoch, stage) for stage in range(MOST_STAGES + 1)),
         ]
 
@@ -197,7 +197,7 @@ _ENDING: TypedJson[Ending] = TypedJson(Ending, "end of an attempt to form the wo
 _RECORDS, _ENDED = b"records ", b"ended "
 
 
-class Verdict(Enum):
+class Reaction(Enum):
     """What a rank does about an ending."""
 
     RAISE = "raise"
@@ -232,14 +232,19 @@ def _current_epoch(keys: WorldKeys, last: Epoch | None, word: str) -> Steps[Epoc
 
 
 def put_record(
-    keys: WorldKeys, epoch: Epoch, stage: int, rank: int, mine: bytes, pack: Callable[[Sequence[bytes]], bytes]
+    keys: WorldKeys,
+    epoch: Epoch,
+    stage: int,
+    rank: int,
+    mine: bytes,
+    pack: Callable[[Sequence[bytes]], bytes],
 ) -> Steps[bytes | None]:
     """Store this rank's record; return the stage's outcome if this was the last one, else None.
 
     `pack`: makes one value of all records.
     """
-    yield Set(keys.record(epoch, stage, rank), mine)
-    if (yield Add(keys.count(epoch, stage))) < keys.size:
+    yield SetValue(keys.record(epoch, stage, rank), mine)
+    if (yield Add(keys.arrivals(epoch, stage))) < keys.size:
         return None
     return (yield from take_records(keys, epoch, stage, pack))
 
@@ -274,10 +279,10 @@ def read_outcome(outcome: bytes) -> bytes | Ending:
     return _ENDING.decode(outcome.removeprefix(_ENDED))
 
 
-def judge_ending(ending: Ending, rank: int) -> Verdict:
+def judge_ending(ending: Ending, rank: int) -> Reaction:
     """Return what this rank does, which has come to the epoch."""
     if ending.how is How.REPLACED:
-        return Verdict.CONTEST if ending.rank == rank else Verdict.GO_ON
+        return Reaction.CONTEST if ending.rank == rank else Reaction.GO_ON
     if ending.how is How.TIMED_OUT and rank in ending.missing:
-        return Verdict.GO_ON
-    return Verdict.RAISE
+        return Reaction.GO_ON
+    return Reaction.RAISE

@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +17,6 @@ from tests.ports import free_port
 
 import ronde
 from ronde import settings
-from ronde.comm import bootstrap
 from ronde.comm import world as comm
 from ronde.testing import ranks
 from ronde.testing.ranks import Place
@@ -62,21 +64,21 @@ def test_a_fresh_process_takes_the_place_of_a_rank(store: str, replaced: int, tm
 
 def raise_in_init(how: str) -> tuple[str, str, float]:
     """Rank 2 raises in `init`; what each rank raises, and what they have in common when all call `init` again."""
-    wanted: dict[str, object] = {}
-    original = bootstrap.open_connections
+    wanted: dict[str, Any] = {}
+    connecting: AbstractContextManager[object] = nullcontext()
     if my_rank() == 2:
         if how == "while they connect":
             # Nobody connects to the highest rank, so only it knows.
-            bootstrap.open_connections = refuse  # type: ignore[assignment]
+            connecting = mock.patch("ronde.comm.bootstrap.open_connections", refuse)
         else:
             wanted["interface"] = "eth77"
     elif my_rank() == 1 and how == "before a rank comes":
         time.sleep(1)
     try:
-        ronde.init(**wanted)
+        with connecting:
+            ronde.init(**wanted)
     except (ronde.RondeError, OSError) as error:
         told = type(error).__name__, str(error)
-    bootstrap.open_connections = original
     if how == "before a rank comes":
         time.sleep(3)  # or the late rank joins the next attempt of the others
     return *told, join()
@@ -154,13 +156,14 @@ def test_two_processes_of_one_rank_are_refused_on_both_sides(store: str) -> None
 def call_init_again() -> list[str]:
     told = []
     ronde.init(timeout_ns=5 * 10**9)
-    for arguments in (
+    calls: list[dict[str, Any]] = [
         {},
         {"timeout_ns": 5 * 10**9},
         {"timeout_ns": 7 * 10**9},
         {"rank": my_rank()},
         {"size": 3},
-    ):
+    ]
+    for arguments in calls:
         try:
             ronde.init(**arguments)
             told.append("")

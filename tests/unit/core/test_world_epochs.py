@@ -9,10 +9,10 @@ from ronde.core.world_epochs import (
     Epoch,
     How,
     MultiGet,
+    Reaction,
     Result,
-    Set,
+    SetValue,
     Steps,
-    Verdict,
     WorldKeys,
     come_to_epoch,
     end_epoch,
@@ -42,7 +42,7 @@ class Content(dict[str, bytes]):
                     if self.get(key, b"") == expected:
                         self[key] = desired
                     answer = self.get(key, b"")
-                case Set(key, value):
+                case SetValue(key, value):
                     answer = self[key] = value
                 case Add(key):
                     self[key] = b"%d" % (int(self.get(key, b"0")) + 1)
@@ -117,13 +117,13 @@ def test_a_counter_that_is_no_number() -> None:
 
 
 def test_what_an_ending_means_to_a_rank() -> None:
-    for how, rank, verdict in [
-        (How.FAILED, 0, Verdict.RAISE),
-        (How.TIMED_OUT, 0, Verdict.RAISE),
-        (How.TIMED_OUT, 2, Verdict.GO_ON),  # it comes late
-        (How.REPLACED, 0, Verdict.GO_ON),
-        (How.REPLACED, 1, Verdict.CONTEST),
-        (How.TWICE, 0, Verdict.RAISE),
-        (How.TWICE, 1, Verdict.RAISE),
+    for how, rank, reaction in [
+        (How.FAILED, 0, Reaction.RAISE),
+        (How.TIMED_OUT, 0, Reaction.RAISE),
+        (How.TIMED_OUT, 2, Reaction.GO_ON),  # it comes late
+        (How.REPLACED, 0, Reaction.GO_ON),
+        (How.REPLACED, 1, Reaction.CONTEST),
+        (How.TWICE, 0, Reaction.RAISE),
+        (How.TWICE, 1, Reaction.RAISE),
     ]:
-        assert judge_ending(Ending(how, 1, "", missing=(2,)), rank) is verdict
+        assert judge_ending(Ending(how, 1, "", missing=(2,)), rank) is reaction
