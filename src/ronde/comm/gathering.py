@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 

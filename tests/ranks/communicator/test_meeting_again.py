@@ -79,8 +79,8 @@ def raise_in_init(how: str) -> tuple[str, str, float]:
             ronde.init(**wanted)
     except (ronde.RondeError, OSError) as error:
         told = type(error).__name__, str(error)
-    if how == "before a rank comes":
-        time.sleep(3)  # or the late rank joins the next attempt of the others
+    if how != "while they connect":
+        time.sleep(3)  # or a late rank joins the next attempt of the others
     return *told, join()
 
 
@@ -134,6 +134,7 @@ def try_to_join() -> str:
     try:
         ronde.init()
     except ronde.RondeError as error:
+        time.sleep(3)  # rank 0 may serve the store, and a late rank asks there
         return f"{type(error).__name__}: {error}"
     return "joined"
 
