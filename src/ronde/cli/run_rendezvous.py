@@ -189,6 +189,9 @@ def _meeting(
         _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", SECONDS, 600 * SECOND),
     )
     _fit_last_call(timed, least < most and "join_timeout" not in conf and "timeout" in conf)
+    if asked.has("--start-timeout") and not by_ssh and not {"join_timeout", "timeout"} & set(conf):
+        last_call_ns = timed.get("last_call_ns", 0) if least < most else 0
+        timed["first_join_timeout_ns"] = start_timeout(asked, here) + last_call_ns
     if backend in (TCP, "c10d") and _store_type(asked, conf) == FILE:  # like torchrun
         backend = FILE
     rank = asked.value("--node-rank")

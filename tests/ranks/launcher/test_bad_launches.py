@@ -227,6 +227,13 @@ def test_nodes_that_do_not_come(here: Path, port: int) -> None:
     assert "waited 1 s for all nodes: 1 of 2 nodes is here; start the others, or wait longer" in lines[-1]
 
 
+def test_nodes_that_do_not_come_within_the_start_timeout(here: Path, port: int) -> None:
+    lines = refuse(here, f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{port} --start-timeout 1")
+    assert lines[-1] == (
+        "ronde: waited 1 s for all nodes: 1 of 2 nodes is here; start the others, or wait longer (--start-timeout)"
+    )
+
+
 def test_a_host_that_ssh_cannot_find(here: Path) -> None:
     if shutil.which("ssh") is None:
         pytest.skip("needs ssh")

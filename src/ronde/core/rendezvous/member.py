@@ -130,6 +130,11 @@ class Member:
         return self._again_ns if self._phase == _MemberPhase.WORKING and self._wish else None
 
     @property
+    def _is_new(self) -> bool:
+        """Whether this node has been in no round."""
+        return self._number < 0
+
+    @property
     def terms(self) -> JobTerms | None:
         """The terms on which this node takes part; None before `join`."""
         return self._terms
@@ -165,7 +170,7 @@ class Member:
         self._said = None
         self._wish = None
         self._is_left_working = False
-        self._deadline_ns = now_ns + self._rules.join_timeout_ns
+        self._deadline_ns = now_ns + self._rules.patience_ns(self._is_new)
         self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
         self._again_ns = now_ns + self._rules.silence_ns
         self._consider()
@@ -226,7 +231,9 @@ class Member:
             self.messages.append(
                 LeaveNotice(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
             )
-            self._tell_last(RendezvousBroken(waits_in_vain(self._rules, self._state, self._has_moved)))
+            self._tell_last(
+                RendezvousBroken(waits_in_vain(self._rules, self._state, self._has_moved, self._is_new))
+            )
             return
         self._again_ns = now_ns + self._rules.silence_ns
         self.repeat_messages()

@@ -15,7 +15,7 @@ class Rules:
 
     `min_nodes`, `max_nodes`: the nodes of a round. `min_slots`: the least number of slots that they have together.
     `spares`: how many nodes may wait for a place without limit. `join_timeout_ns`: how long other nodes wait for one.
-    `last_call_ns`: how long a round with the minimum of nodes waits for more. `heartbeat_ns`: the interval between
+    `first_join_timeout_ns`: the same before their first round (0: `join_timeout_ns`). `last_call_ns`: how long a round with the minimum of nodes waits for more. `heartbeat_ns`: the interval between
     heartbeats; `missing_heartbeats`: after how many a node is lost. `places_are_given`: every node wishes for its group
     rank, and of two with the same wish one is refused (`static`). `rehost`: nodes that lose the store may meet at the
     store of another node (`quorum`). `gives_way`: when no restart is left, a failed worker takes its node out of the
@@ -26,6 +26,7 @@ class Rules:
     max_nodes: int = 1
     spares: int = 0
     join_timeout_ns: int = 600 * SECOND
+    first_join_timeout_ns: int = 0
     last_call_ns: int = 30 * SECOND
     heartbeat_ns: int = 5 * SECOND
     missing_heartbeats: int = 3
@@ -34,6 +35,10 @@ class Rules:
     rehost: bool = False
     gives_way: bool = False
     longest_end_ns: int = 0
+
+    def patience_ns(self, is_first: bool) -> int:
+        """How long a node waits for a round; `is_first`: it has been in none."""
+        return self.first_join_timeout_ns if is_first and self.first_join_timeout_ns else self.join_timeout_ns
 
     @property
     def silence_ns(self) -> int:

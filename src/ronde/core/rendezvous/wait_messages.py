@@ -15,9 +15,12 @@ def waits_for(rules: Rules, state: JobState) -> str:
     return f"{_missing(state.missing)}; waiting for that" if state.missing else ""
 
 
-def waits_in_vain(rules: Rules, state: JobState | None, has_moved: bool) -> str:
-    """Return why no round has begun. `has_moved`: this node has left the store, and the others perhaps have not."""
-    waited = f"waited {rules.join_timeout_ns / 1e9:g} s"
+def waits_in_vain(rules: Rules, state: JobState | None, has_moved: bool, is_new: bool = False) -> str:
+    """Return why no round has begun.
+
+    `has_moved`: this node has left the store, and the others perhaps have not. `is_new`: it has been in no round.
+    """
+    waited = f"waited {rules.patience_ns(is_new) / 1e9:g} s"
     if state is None:
         return f"{waited} for any sign of the job"
     if state.missing or has_moved:
@@ -25,7 +28,8 @@ def waits_in_vain(rules: Rules, state: JobState | None, has_moved: bool) -> str:
     if state.phase == JobPhase.RUNNING:
         return f"{waited} for a place in the job, which is full with {rules.max_nodes} nodes"
     joined = max(state.joined, 1)
-    longer = "or wait longer (--rdzv-conf join_timeout=SECONDS)"
+    is_start = is_new and rules.first_join_timeout_ns
+    longer = f"or wait longer ({'--start-timeout' if is_start else '--rdzv-conf join_timeout=SECONDS'})"
     if rules.min_slots and joined >= rules.min_nodes:
         have = "the node here has" if joined == 1 else f"the {joined} nodes here have"
         return f"{waited} for {rules.min_slots} slots, and {have} fewer; add others, {longer}"

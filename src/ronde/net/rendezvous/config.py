@@ -18,6 +18,7 @@ _SHARED = (
         "max_nodes",
         "spares",
         "join_timeout_ns",
+        "first_join_timeout_ns",
         "last_call_ns",
         "heartbeat_ns",
         "missing_heartbeats",
@@ -39,6 +40,7 @@ class RendezvousConfig:
         node_rank: The given group rank of this node; -1 (default): none.
         spares: How many nodes may wait for a place without limit (0).
         join_timeout_ns: How long other nodes wait for a place, in nanoseconds (600 s).
+        first_join_timeout_ns: The same before their first round (0: `join_timeout_ns`).
         last_call_ns: How long a round with the minimum of nodes waits for more, in nanoseconds (30 s).
         heartbeat_ns: The interval between heartbeats, in nanoseconds (5 s).
         missing_heartbeats: After how many missing heartbeats a node is lost (3).
@@ -60,6 +62,7 @@ class RendezvousConfig:
     node_rank: int = -1
     spares: int = Rules.spares
     join_timeout_ns: int = Rules.join_timeout_ns
+    first_join_timeout_ns: int = Rules.first_join_timeout_ns
     last_call_ns: int = Rules.last_call_ns
     heartbeat_ns: int = Rules.heartbeat_ns
     missing_heartbeats: int = Rules.missing_heartbeats
