@@ -163,7 +163,8 @@ class Gathering:
 
     def _perform(self, steps: Steps[Result]) -> Result:
         """Send the requests to the store; return the result of the steps."""
-        store, answer = self._store, None  # type: Store, Any
+        store = self._store
+        answer: Any = None
         while True:
             try:
                 request = steps.send(answer)

@@ -75,7 +75,9 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     is_server = point.served_by == rank
     server = StoreServer(point.address, key, is_secret=is_secret) if is_server else None
     try:
-        return Meeting(StoreClient(point.address, key, timeout_ns, is_secret=is_secret), key, target, server)
+        hint = f"rank {point.served_by} serves it in ronde.init()" if point.served_by is not None else ""
+        client = StoreClient(point.address, key, timeout_ns, is_secret=is_secret, server=hint)
+        return Meeting(client, key, target, server)
     except BaseException:
         if server:
             server.close()

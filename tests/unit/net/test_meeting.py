@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from ronde.core.identity import MeetingPoint
 from ronde.errors import AuthenticationError, TimeoutError, UsageError
 from ronde.net.meeting import Meeting, meet
+from ronde.net.stores import tcp
 from ronde.net.stores.tcp import StoreServer
 from ronde.settings import JobKey, Settings
 
@@ -54,5 +56,18 @@ def test_the_launcher_serves_and_gives_the_key() -> None:
 
 
 def test_no_server_at_the_meeting_point() -> None:
-    with pytest.raises(TimeoutError, match=f"for the store at {POINT.address}: Connection refused"):
+    reason = f"for the store at {POINT.address}: Connection refused; rank 0 serves it in ronde.init()"
+    with pytest.raises(TimeoutError, match=re.escape(reason)):
         meet(POINT, 1, Settings(start_timeout_ns=SECOND // 20))
+
+
+def test_a_store_that_is_not_there_is_named_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp, "NOTICES_S", (0.2, 60))
+    with pytest.raises(TimeoutError):
+        meet(POINT, 1, Settings(start_timeout_ns=SECOND))
+    (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert record.getMessage() == (
+        f"waiting for the store at {POINT.address}: Connection refused; rank 0 serves it in ronde.init()"
+    )

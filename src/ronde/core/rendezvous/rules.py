@@ -15,11 +15,12 @@ class Rules:
 
     `min_nodes`, `max_nodes`: the nodes of a round. `min_slots`: the least number of slots that they have together.
     `spares`: how many nodes may wait for a place without limit. `join_timeout_ns`: how long other nodes wait for one.
-    `first_join_timeout_ns`: the same before their first round (0: `join_timeout_ns`). `last_call_ns`: how long a round with the minimum of nodes waits for more. `heartbeat_ns`: the interval between
-    heartbeats; `missing_heartbeats`: after how many a node is lost. `places_are_given`: every node wishes for its group
-    rank, and of two with the same wish one is refused (`static`). `rehost`: nodes that lose the store may meet at the
-    store of another node (`quorum`). `gives_way`: when no restart is left, a failed worker takes its node out of the
-    job and does not end the job. `longest_end_ns`: how long the workers of a node may take to end.
+    `first_join_timeout_ns`: the same before their first round (0: `join_timeout_ns`). `last_call_ns`: how long a round
+    with the minimum of nodes waits for more. `heartbeat_ns`: the interval between heartbeats; `missing_heartbeats`:
+    after how many a node is lost. `places_are_given`: every node wishes for its group rank, and of two with the same
+    wish one is refused (`static`). `rehost`: nodes that lose the store may meet at the store of another node
+    (`quorum`). `gives_way`: when no restart is left, a failed worker takes its node out of the job and does not end the
+    job. `longest_end_ns`: how long the workers of a node may take to end.
     """
 
     min_nodes: int = 1

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import math
 import os
 import socket
 import struct
@@ -55,6 +56,7 @@ TORCH_ANSWERS = (
     "all nodes of the job with ronde run, or all with torchrun, or choose another port"
 )
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
+NOTICES_S = (10, 60, 300)  # after which to warn that there is no store; a mute service is named sooner
 _TIMEVAL = struct.Struct("@ll")
 
 # Of the frequent operations: before Python 3.12 the access to a class's attribute is slow.
@@ -75,7 +77,7 @@ class StoreClient(StoreLine):
     `address`: several, separated by commas, are places where the store may be served, at one of them at a time; the
     client tries them in turn. `patience_ns`: how long to try to reconnect after a break; then the call raises
     PeerLostError, and every later call does so at once. With 0 the first break is final. `is_secret`: encrypt the
-    connection, as the server may ask, too; None: as the environment asks.
+    connection, as the server may ask, too; None: as the environment asks. `server`: who serves the store, for messages.
 
     Raises TimeoutError with the last reason; AuthenticationError or VersionError at once. Any thread may call `close`;
     a thread that waits in a call then gets a UsageError.
@@ -88,7 +90,9 @@ class StoreClient(StoreLine):
         timeout_ns: int,
         patience_ns: int = PATIENCE_NS,
         is_secret: bool | None = None,
+        server: str = "",
     ) -> None:
+        self._server = server
         self._targets = [parse_address(each) for each in address.split(",")]
         self._key = key
         self._patience_ns = patience_ns
@@ -297,6 +301,8 @@ class StoreClient(StoreLine):
         pause_s = FIRST_PAUSE_S
         patience_ns = min(FIRST_ANSWER_NS, max(0, deadline_ns - time.monotonic_ns()) * 3 // 4)
         began_ns, has_warned = time.monotonic_ns(), False
+        notices = iter(NOTICES_S)
+        notice_s: float = next(notices)
         while True:
             try:
                 return self._try_addresses(deadline_ns, patience_ns)
@@ -305,13 +311,18 @@ class StoreClient(StoreLine):
             except OSError as error:
                 reason = error.strerror or str(error)
                 is_mute = isinstance(error, _NoAnswerError)
+                if self._server and not is_mute:
+                    reason += f"; {self._server}"
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if left_s <= 0 or self._closed:
                 message = f"waited {timeout_ns / 1e9:g} s for the store at {self.address}: {reason}"
                 raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns)
-            if is_mute and not has_warned and time.monotonic_ns() - began_ns >= FIRST_ANSWER_NS:
+            waited_s = (time.monotonic_ns() - began_ns) / 1e9
+            if waited_s >= (FIRST_ANSWER_NS / 1e9 if is_mute and not has_warned else notice_s):
                 _log.warning("waiting for the store at %s: %s", self.address, reason)
                 has_warned = True
+                while notice_s <= waited_s:
+                    notice_s = next(notices, math.inf)
             elif pause_s < LONGEST_PAUSE_S <= 2 * pause_s:
                 _log.info("waiting for the store at %s: %s", self.address, reason)
             time.sleep(min(pause_s, left_s))

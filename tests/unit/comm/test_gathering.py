@@ -1,0 +1,126 @@
+"""Ranks that are threads gather in a store in memory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+
+from ronde.comm import gathering
+from ronde.comm.gathering import EpochOverError, Gathering
+from ronde.core.world_epochs import Epoch
+from ronde.errors import PeerLostError, TimeoutError
+from ronde.net.stores.memory import MemoryStore
+
+SECOND = 10**9
+
+
+def gather(store: MemoryStore, rank: int, size: int, seconds: float) -> Gathering:
+    now_ns = time.monotonic_ns()
+    return Gathering(store, rank, size, now_ns, now_ns + int(seconds * SECOND))
+
+
+def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "LOOKS_S", (1, 60))
+    monkeypatch.setattr(gathering, "NOTICE_S", 1)
+
+
+def wait_in_vain(store: MemoryStore, rank: int, size: int) -> None:
+    with pytest.raises(TimeoutError):
+        gather(store, rank, size, 2).exchange(b"mine")
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_lowest_rank_says_for_whom_all_of_them_wait(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    threads = [threading.Thread(target=wait_in_vain, args=(store, rank, 5)) for rank in (1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert notices(caplog) == [
+        "ranks 0, 2, 4 of 5 have not joined at memory after 1 s; each of 5 processes (WORLD_SIZE) must call "
+        "ronde.init()"
+    ]
+
+
+@pytest.mark.usefixtures("soon")
+def test_ranks_with_different_sizes_hear_of_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    threads = [threading.Thread(target=wait_in_vain, args=(store, rank, 2 + rank)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(notices(caplog)) == [
+        "rank 1 of 2 has not joined at memory after 1 s; rank 1 there joined a world of 3: is WORLD_SIZE wrong?",
+        "ranks 0, 2 of 3 have not joined at memory after 1 s; rank 0 there joined a world of 2: is WORLD_SIZE wrong?",
+    ]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_rank_that_waits_at_a_store_that_has_begun_anew_comes_again() -> None:
+    store = MemoryStore()
+    waiting = gather(store, 1, 2, 60)
+    store.delete_prefix("world")
+    gather(store, 0, 2, 60)
+    with pytest.raises(EpochOverError):
+        waiting.exchange(b"mine")
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_exchange_whose_last_rank_was_lost_before_it_was_complete() -> None:
+    store = MemoryStore()
+    waiting = gather(store, 0, 2, 60)
+    lost = gather(store, 1, 2, 60)
+    store.set(f"{lost.name}/0/1", b"one")  # and then it dies
+    assert waiting.exchange(b"zero") == [b"zero", b"one"]
+
+
+def test_ranks_that_connect_learn_that_another_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "LOOK_NS", 1)
+    store = MemoryStore()
+    both = [gather(store, rank, 2, 60) for rank in range(2)]
+    thread = threading.Thread(target=both[0].exchange, args=(b"zero",))
+    thread.start()
+    both[1].exchange(b"one")
+    thread.join()
+    both[0].check()
+    both[0].check()
+    error = OSError("no more memory")
+    assert both[1].end(error) is error
+    with pytest.raises(
+        PeerLostError, match=r"rank 1 on .* failed in ronde.init\(\): OSError: no more memory"
+    ) as lost:
+        both[0].check()
+    assert lost.value.rank == 1
+    assert both[0].end(lost.value) is lost.value
+    again = [Gathering(store, rank, 2, 0, 0, both[rank].epoch) for rank in range(2)]
+    assert again[0].name == again[1].name != both[0].name
+
+
+def test_a_rank_that_loses_a_peer_names_the_one_that_has_failed() -> None:
+    store = MemoryStore()
+    both = [gather(store, rank, 2, 60) for rank in range(2)]
+    both[1].end(ValueError("x"))
+    cause = both[0].end(PeerLostError("cannot connect to rank 1", 1))
+    assert "failed in ronde.init(): ValueError: x" in str(cause)
+
+
+def test_the_keys_of_earlier_worlds_are_deleted() -> None:
+    store = MemoryStore()
+    epochs: list[Epoch | None] = [None, None]
+    for _ in range(4):
+        both = [Gathering(store, rank, 2, 0, 60 * SECOND, epochs[rank]) for rank in range(2)]
+        both[1].end(ValueError("x"))
+        epochs = [each.epoch for each in both]
+    assert store.num_keys() > 12
+    both[0].tidy()
+    assert store.num_keys() == 4, "of the last epoch two members and the outcome, and the counter"
