@@ -46,8 +46,10 @@ def test_the_lowest_rank_says_for_whom_all_of_them_wait(caplog: pytest.LogCaptur
     for thread in threads:
         thread.join()
     assert notices(caplog) == [
-        "ranks 0, 2, 4 of 5 have not joined at memory after 1 s; each of 5 processes (WORLD_SIZE) must call "
-        "ronde.init()"
+        (
+            "ranks 0, 2, 4 of 5 have not joined at memory after 1 s; each of 5 processes (WORLD_SIZE) must call "
+            "ronde.init()"
+        )
     ]
 
 
