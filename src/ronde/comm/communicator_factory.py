@@ -12,7 +12,7 @@ from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.bootstrap import Wiring, wire, wire_again
 from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator import Communicator
-from ronde.comm.shared_memory import share_bells, share_segment
+from ronde.comm.shared_memory import await_all, share_bells, share_segment
 from ronde.core.placement import Topology
 from ronde.core.stall_report import ranks_text
 from ronde.errors import UsageError
@@ -75,7 +75,8 @@ class CommunicatorFactory:
             raise
         world = factory._communicator(native, topology, purpose, "world", range(size))
         try:
-            world.barrier()  # else a rank that leaves at once is lost to those that still connect to others
+            # Else a rank that leaves at once would be lost to those that still connect to others.
+            await_all(native, rank, size, deadline_ns)
         except BaseException:
             world.shutdown()
             raise

@@ -10,7 +10,7 @@ from typing import Protocol
 from ronde.core.placement import Topology
 from ronde.errors import MismatchError, PeerError, TimeoutError
 
-__all__ = ["DescriptorCarrier", "share_bells", "share_segment"]
+__all__ = ["DescriptorCarrier", "await_all", "share_bells", "share_segment"]
 
 _NO_ROOM = -2  # Watch::kNoRoom of cpp/watch.h
 _SIGNALS_NS = 100 * 10**6  # how often a waiting rank lets Python handle signals
@@ -68,21 +68,43 @@ def share_bells(carrier: DescriptorCarrier, topology: Topology, deadline_ns: int
     return bells
 
 
+def await_all(carrier: DescriptorCarrier, rank: int, size: int, deadline_ns: int) -> None:
+    """Return when all ranks of the communicator have called this. Raises PeerLostError, TimeoutError at the deadline.
+
+    It is a barrier that does not count as a call of the communicator: notes without descriptors go to rank 0 and back.
+    """
+    what = "rank {} to connect to all others"
+    if rank != 0:
+        carrier.send_descriptor(0, -1)
+        _await_note(carrier, 0, deadline_ns, what)
+        return
+    for peer in range(1, size):
+        _await_note(carrier, peer, deadline_ns, what)
+    for peer in range(1, size):
+        carrier.send_descriptor(peer, -1)
+
+
 def _receive(carrier: DescriptorCarrier, rank: int, deadline_ns: int) -> int:
+    received = _await_note(carrier, rank, deadline_ns, "shared memory from rank {}")
+    if received == _NO_ROOM:
+        raise OSError(
+            f"the memory that rank {rank} shares could not be opened: this process has run out of file descriptors "
+            "(see `ulimit -n`)"
+        )
+    if received < 0:
+        raise PeerError(f"rank {rank} could not make the shared memory; its own error says why")
+    return received
+
+
+def _await_note(carrier: DescriptorCarrier, rank: int, deadline_ns: int, what: str) -> int:
+    """Return the next descriptor from the rank, or a negative number: a note that there is none."""
     started_ns = time.monotonic_ns()
     while (left_ns := deadline_ns - time.monotonic_ns()) > 0:
         received = carrier.receive_descriptor(rank, min(left_ns, _SIGNALS_NS))
-        if received == _NO_ROOM:
-            raise OSError(
-                f"the memory that rank {rank} shares could not be opened: this process has run out of file descriptors "
-                "(see `ulimit -n`)"
-            )
-        if received is not None and received < 0:
-            raise PeerError(f"rank {rank} could not make the shared memory; its own error says why")
         if received is not None:
             return received
     waited_ns = time.monotonic_ns() - started_ns
-    message = f"waited {waited_ns / 1e9:.3g} s for shared memory from rank {rank}"
+    message = f"waited {waited_ns / 1e9:.3g} s for {what.format(rank)}"
     raise TimeoutError(message, operation="init", waited_ns=waited_ns, missing=(rank,))
 
 

@@ -25,6 +25,7 @@ from ronde.light_logging import logger
 from ronde.net.accept import Caller, accept_caller, is_shortage
 from ronde.net.authentication import Handshake
 from ronde.net.descriptor_limit import raise_descriptor_limit
+from ronde.net.foreign import is_probe
 
 __all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "AuthenticatedConnection", "Authenticator"]
 
@@ -230,6 +231,8 @@ class Authenticator:
             if not data:
                 raise ConnectionResetError("hung up")
             stranger.inbox += data
+            if is_probe(stranger.inbox):  # of a client that this service has let wait
+                raise ConnectionResetError("asks whether a TCPStore is here")
             if len(stranger.inbox) < handshake.wanted:
                 handshake.check_beginning(stranger.inbox)
                 return None

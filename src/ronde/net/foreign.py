@@ -12,11 +12,14 @@ from contextlib import suppress
 
 from ronde.net.addresses import Endpoint
 
-__all__ = ["describe_foreign_hello", "is_torch_store"]
+__all__ = ["describe_foreign_hello", "is_probe", "is_torch_store"]
 
 _VALIDATE = b"\0" + struct.pack("<I", 0x3C85F7CE)  # the first bytes of every client of a TCPStore
 _PING = b"\x0d"
-_NONCE = b"ring"
+_NONCE = (
+    b"ring"  # by which Ronde recognizes its own probe; a client of a TCPStore sends a number of its process
+)
+_PROBE = _VALIDATE + _PING + _NONCE
 
 
 def describe_foreign_hello(data: bytes) -> str:
@@ -29,11 +32,16 @@ def describe_foreign_hello(data: bytes) -> str:
     return "the other end does not speak Ronde's protocol"
 
 
+def is_probe(data: bytes) -> bool:
+    """Return whether these first bytes are the question of `is_torch_store`, from a client that had no answer here."""
+    return data == _PROBE
+
+
 def is_torch_store(endpoint: Endpoint, within_s: float) -> bool:
     """Return whether a TCPStore of torch.distributed answers there within `within_s`."""
     with suppress(OSError), socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
         sock.settimeout(within_s)
         sock.connect(endpoint.sockaddr)
-        sock.sendall(_VALIDATE + _PING + _NONCE)
+        sock.sendall(_PROBE)
         return sock.recv(len(_NONCE)) == _NONCE
     return False

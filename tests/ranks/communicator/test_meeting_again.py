@@ -52,7 +52,16 @@ def join_three_times(replaced: int) -> None:
             assert join() == 3, number
 
 
-@pytest.mark.parametrize(("store", "replaced"), [("launcher", 1), ("rank 0", 2), ("rank 0", 0), ("file", 1)])
+@pytest.mark.parametrize(
+    ("store", "replaced"),
+    [
+        ("launcher", 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("rank 0", 2), ("rank 0", 0), ("file", 1)]
+        ),
+    ],
+)
 def test_a_fresh_process_takes_the_place_of_a_rank(store: str, replaced: int, tmp_path: Path) -> None:
     environ = {}
     if store == "rank 0":
@@ -88,7 +97,13 @@ def refuse(*_: object) -> None:
     raise OSError("no more memory")
 
 
-@pytest.mark.parametrize("how", ["while they meet", "while they connect", "before a rank comes"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "while they connect",
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ["while they meet", "before a rank comes"]),
+    ],
+)
 def test_a_rank_that_raises_in_init_is_named_by_all_others(how: str) -> None:
     first, second, third = ranks.run(raise_in_init, 3, how)
     reason = "UsageError: there is no network interface 'eth77'"
@@ -139,6 +154,7 @@ def try_to_join() -> str:
     return "joined"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["launcher", "rank 0"])
 def test_two_processes_of_one_rank_are_refused_on_both_sides(store: str) -> None:
     environ = {}

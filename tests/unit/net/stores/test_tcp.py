@@ -20,6 +20,7 @@ from tests.unit.net.stores.members import Member, packed_keys
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse_address, resolve
 from ronde.net.authenticating_listener import MAX_STRANGERS
+from ronde.net.foreign import is_torch_store
 from ronde.net.own_descriptors import OwnSocket
 from ronde.net.stores.base import VALUE_LIMIT_BYTES
 from ronde.net.stores.tcp import StoreClient, StoreServer
@@ -68,6 +69,23 @@ def test_another_key_is_refused_at_once(server: StoreServer, client: StoreClient
     with pytest.raises(AuthenticationError, match=f"the store at {server.address}: .*RONDE_JOB_KEY"):
         StoreClient(server.address, JobKey.generate(), LONG)
     client.set("still", b"here")
+
+
+def test_a_client_that_asks_for_torchs_store_is_not_taken_for_torchrun(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A client does so whose greeting a stopped server has not answered; it reads both when it goes on."""
+    server = StoreServer("tcp:127.0.0.1:0", KEY)
+    try:
+        endpoint = resolve(parse_address(server.address))[0]
+        assert not is_torch_store(endpoint, 30)
+        assert (server.last_refusal, caplog.messages) == ("", [])
+        with stranger(server) as sock:
+            sock.send(b"\0" + struct.pack("<I", 0x3C85F7CE) + b"\x0d" + b"1234")
+            assert is_hung_up(sock)
+        assert "probably a node started by torchrun" in server.last_refusal
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.0\r\n\r\n" * 9, b"\0" * 1000, os.urandom(1000)], ids=len)
