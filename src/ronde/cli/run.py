@@ -35,6 +35,9 @@ MASTER_PORT and so on.
 """
 
 
+SURPLUS = 4  # the exit code of an agent for which the job was full
+
+
 def full_help() -> str:
     """Return the help with all options."""
     return USAGE + describe_options(OPTIONS) + ENDING
@@ -104,6 +107,9 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         from ronde.environment import set_variable
 
         set_variable("RONDE_PROTECTION", protection)  # the launcher's connections follow its environment
+    from ronde.process.deadly_signals import explain_deadly_signals
+
+    explain_deadly_signals(config.worker.signals)
     if config.hosts or config.discovery:
         from ronde.launch.driver.host_agents import run_hosts
 
@@ -117,7 +123,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         from ronde.core.indexed_job import pod_exit_code
 
         return pod_exit_code(result.exit_code, bool(result.failures) or result.is_closed)
-    return result.exit_code
+    return SURPLUS if result.is_surplus else result.exit_code
 
 
 def _version() -> str:

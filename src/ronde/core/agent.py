@@ -360,9 +360,18 @@ class Agent:
 
     def _close(self, _: int, state: State, event: JobClosed) -> Next:
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
-        exit = Exit(code, event.reason, event.failure, is_closed=not (event.completed or event.failure))
+        exit = Exit(
+            code,
+            event.reason,
+            event.failure,
+            is_closed=not (event.completed or event.failure),
+            is_surplus=event.was_full,
+        )
         following, effects = self._exit(state, exit, stop=not isinstance(state, Unhealthy))
-        notice = [AgentNotice(f"{event.reason}; this node was not needed")] if event.completed else []
+        unneeded = f"{event.reason}; this node was not needed"
+        if event.was_full:
+            unneeded += ", since the job was full: start a job of its own with another id (--rdzv-id)"
+        notice = [AgentNotice(unneeded)] if event.completed else []
         return following, [*notice, *effects]
 
     def _break(self, _: int, state: State, event: RendezvousBroken) -> Next:

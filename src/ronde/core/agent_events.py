@@ -132,6 +132,7 @@ class Exit:
 
     `failure` is the job's first failure, on any node, and None if the job ended for another reason. `gave_way`: the job
     may continue without this node. `is_closed`: the job was closed for all nodes, for another reason than a failure.
+    `is_surplus`: the job has completed, and was full when this node came.
     """
 
     code: int
@@ -139,6 +140,7 @@ class Exit:
     failure: Failure | None = None
     gave_way: bool = False
     is_closed: bool = False
+    is_surplus: bool = False
 
 
 Effect = (

@@ -421,6 +421,16 @@ def test_a_signal_ends_everything(launcher: Launcher, signum: int, code: int, re
     assert f"ronde: {reason}\nronde: ranks 0, 1 were ended by the launcher\n" in err
 
 
+def test_a_signal_that_kills_the_launcher_is_named(launcher: Launcher) -> None:
+    launcher.script(FAMILY + SLEEP)
+    process = launcher.start("-n", "2", "script.py")
+    await_lines(process, 2)
+    process.send_signal(signal.SIGUSR1)
+    got, _, err = end(process)
+    assert got == -signal.SIGUSR1
+    assert "ronde: killed by SIGUSR1; --signals-to-handle SIGUSR1 passes it on to the workers" in err
+
+
 def test_a_hang_up_may_be_ignored(launcher: Launcher) -> None:
     launcher.script("print('ready', flush=True); os.kill(os.getppid(), signal.SIGHUP); time.sleep(0.5)")
     command = f"trap '' HUP; exec {sys.executable} -m ronde run script.py"

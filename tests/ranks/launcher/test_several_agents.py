@@ -205,6 +205,21 @@ while True:
     assert err.count("starting again with more") == 1, err
 
 
+def test_a_node_for_which_the_job_is_full_has_an_exit_code_of_its_own(nodes: Nodes) -> None:
+    nodes.launcher.script(HERE + UNTIL_DONE)
+    both = [nodes.start("-n", "1", nodes="2") for _ in range(2)]
+    for each in both:
+        hear(each, 2)
+    third = nodes.start("-n", "1", nodes="2")
+    time.sleep(2)  # it has found the job by then
+    nodes.done()
+    assert [end(each)[0] for each in both] == [0, 0]
+    code, _, err = end(third)
+    assert code == 4
+    assert "this node was not needed, since the job was full" in err
+    assert "--rdzv-id" in err
+
+
 def test_the_node_that_serves_the_store_is_lost(nodes: Nodes) -> None:
     nodes.launcher.script(HERE + UNTIL_DONE)
     first, second = (nodes.start("-n", "1") for _ in range(2))

@@ -119,6 +119,15 @@ def test_who_is_not_needed_says_so() -> None:
     assert exit.code == 0
 
 
+def test_a_node_for_which_the_job_was_full_names_the_id() -> None:
+    closed = JobClosed("the job has completed", completed=True, was_full=True)
+    said, exit = Agent(Budget(), BARRIER_NS).step(0, closed)
+    assert isinstance(said, AgentNotice)
+    assert "since the job was full: start a job of its own with another id (--rdzv-id)" in said.text
+    assert isinstance(exit, Exit)
+    assert exit.is_surplus
+
+
 def test_who_succeeded_starts_again_if_the_round_ends() -> None:
     story = running()
     story.after(WorkersGone(0, ""))

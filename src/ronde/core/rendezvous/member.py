@@ -111,6 +111,7 @@ class Member:
         self._promised = -1  # the same, in stores before that
         self._floor = -1  # the latest round in which an earlier store may give this node a place
         self._shown = ""  # the last notice about missing nodes
+        self._is_surplus = False  # the job was full when this node came, which is no spare
         self.messages: list[Message] = []
         self.events: list[RendezvousEvent] = []
         self.wants_roster = False
@@ -320,7 +321,7 @@ class Member:
             if self._roster_key == state.roster and self._phase == _MemberPhase.WORKING:
                 self._tell_last(AllSucceeded(state.number))
             else:
-                self._tell_last(JobClosed("the job has completed", completed=True))
+                self._tell_last(JobClosed("the job has completed", completed=True, was_full=self._is_surplus))
         return self.is_over
 
     def _consider_joining(self, state: JobState, roster: Sequence[Node] | None) -> None:
@@ -349,6 +350,7 @@ class Member:
                     return
                 self._begin(state, tuple(roster), ids.index(self._node.id))
                 return
+        self._is_surplus = self._is_new and state.largest >= self._rules.max_nodes and not self._is_spare()
         self._say_join(state, state.number)
 
     def _begin(self, state: JobState, roster: tuple[Node, ...], group_rank: int) -> None:

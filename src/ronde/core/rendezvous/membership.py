@@ -218,11 +218,13 @@ class JobClosed:
         reason: Why, in one line.
         failure: The worker's failure that closed the job; None if none did.
         completed: Whether the workers of all nodes of the last round have succeeded, and this node was not part of it.
+        was_full: Whether this node, which was no spare, has waited for a place in the job while it was full.
     """
 
     reason: str
     failure: Failure | None = None
     completed: bool = False
+    was_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

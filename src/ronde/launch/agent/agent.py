@@ -79,7 +79,8 @@ class RunResult:
     any node, and those of this node's workers in the last round that the launcher did not end. `returncodes`: of this
     node's workers in the last round, by rank; minus the signal for a killed worker. `restarts`, `changes`: how many
     rounds ended by a failed worker, and by a lost or new node. `gave_way`: the job may go on without this node.
-    `is_closed`: the job has been closed for all nodes, for another reason than a failure.
+    `is_closed`: the job has been closed for all nodes, for another reason than a failure. `is_surplus`: the job has
+    completed without this node, because it was full.
     """
 
     exit_code: int
@@ -90,6 +91,7 @@ class RunResult:
     changes: int = 0
     gave_way: bool = False
     is_closed: bool = False
+    is_surplus: bool = False
 
 
 def run_agent(
@@ -491,4 +493,5 @@ class _Shell:
             changes=self._round.changes if self._round else 0,
             gave_way=exit.gave_way,
             is_closed=exit.is_closed,
+            is_surplus=exit.is_surplus,
         )
