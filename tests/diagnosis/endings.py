@@ -272,6 +272,21 @@ FAILURES = [
         marks=VARIATION,
     ),
     Failure(
+        "another program in its place",
+        """
+        if rank == 1:
+            os.execv("/bin/sleep", ["sleep", "60"])
+        world.barrier()
+        """,
+        (
+            r"ronde: still running 3 s after rank 1 replaced its program: SIGTERM to rank 1",
+            r"ronde: rank 1 \(pid \d+\) left the other ranks without ronde.shutdown\(\) after [\d.]+ s: it replaced",
+            r"its program by `sleep 60` \(os.exec\*\), or closed its connections",
+            r"ronde: rank 0 ended with exit code 1 because of that",
+        ),
+        marks=(pytest.mark.slow,),
+    ),
+    Failure(
         "kill -9",
         """
         if rank == 1:

@@ -66,6 +66,7 @@ from ronde.core.worker_group_events import (
     WorkerLeft,
     WorkerMissed,
     WorkerRaised,
+    WorkerReplaced,
 )
 from ronde.light_dataclasses import dataclass
 
@@ -138,6 +139,7 @@ class Worker:
     epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
     is_joining: bool = False  # it waits in `ronde.init` for the others
     missed_by: tuple[int, ...] = ()  # the ranks that wait for it, although it has ended with exit code 0
+    program: str = ""  # by which it has replaced its own, without leaving the others
     signum: int = 0  # the last signal that it got from the supervisor while its process ran
     problem: str = ""  # why it could not start
 
@@ -164,15 +166,17 @@ class Worker:
     @property
     def failed_by_itself(self) -> bool:
         """Whether it failed before the supervisor sent it a signal."""
-        return bool(self.raised or self.missed_by) or (self.returncode not in (None, 0) and not self.signum)
+        return bool(self.raised or self.missed_by or self.program) or (
+            self.returncode not in (None, 0) and not self.signum
+        )
 
     @property
     def exit_code(self) -> int:
         """Its exit code, or minus the signal that killed it.
 
-        1 if it raised and then ended with 0 or by a signal, or if others wait for it in vain.
+        1 if it raised and then ended with 0 or by a signal, or if others wait for it in vain or have lost it.
         """
-        if self.missed_by or (self.raised and (self.signum or not self.returncode)):
+        if self.missed_by or ((self.raised or self.program) and (self.signum or not self.returncode)):
             return UNCAUGHT
         return self.returncode or 0
 
@@ -190,6 +194,11 @@ class Worker:
         who = f"rank {self.rank} (pid {self.pid})"
         if self.raised and (self.signum or not self.returncode):
             return f"{who} raised {self.raised} {took}"
+        if self.program:
+            return (
+                f"{who} left the other ranks without ronde.shutdown() {took}: it replaced its program by "
+                f"`{self.program}` (os.exec*), or closed its connections"
+            )
         if self.missed_by:
             calling = "calling ronde.init() again" if self.epochs else "calling ronde.init()"
             waiting = f"{name_ranks(self.missed_by)} wait{'s' if len(self.missed_by) == 1 else ''}"
@@ -265,7 +274,7 @@ class WorkerGroup:
                 effects = self._not_started(now_ns, event)
             case WorkerRaised():
                 effects = self._raised(now_ns, event)
-            case WorkerJoins() | WorkerJoined() | WorkerLeft() | WorkerMissed():
+            case WorkerJoins() | WorkerJoined() | WorkerLeft() | WorkerMissed() | WorkerReplaced():
                 effects = self._noted(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
@@ -300,12 +309,20 @@ class WorkerGroup:
         worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
         return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
 
+    def _replaced(self, now_ns: int, worker: Worker, program: str) -> list[Effect]:
+        if worker.returncode is not None or worker.failed_by_itself or worker.signum:
+            return []
+        worker.program, worker.ended_ns = program, now_ns
+        return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
+
     def _noted(
-        self, now_ns: int, event: WorkerJoins | WorkerJoined | WorkerLeft | WorkerMissed
+        self, now_ns: int, event: WorkerJoins | WorkerJoined | WorkerLeft | WorkerMissed | WorkerReplaced
     ) -> list[Effect]:
         worker = self.workers.get(event.rank)
         if worker is None:
             return []
+        if isinstance(event, WorkerReplaced):
+            return self._replaced(now_ns, worker, event.program)
         if isinstance(event, WorkerLeft):
             worker.has_left = True
             return []
@@ -350,7 +367,7 @@ class WorkerGroup:
         worker.returncode, worker.leftovers = event.returncode, event.leftovers
         if not worker.raised:
             worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
-        if not (worker.raised and worker.signum):  # else the announcement has the time
+        if not ((worker.raised and worker.signum) or worker.program):  # else the announcement has the time
             worker.ended_ns = now_ns
         effects: list[Effect] = []
         if worker.failed_by_itself and not self._interrupt:
@@ -415,6 +432,8 @@ class WorkerGroup:
             what = f"raised {self._failed.raised}" if self._failed.is_ending else "failed"
             if self._failed.missed_by:
                 what = "ended"
+            elif self._failed.program:
+                what = "replaced its program"
             return self._stop(
                 now_ns, self._asking, f"still running {waited} after rank {self._failed.rank} {what}"
             )

@@ -22,6 +22,7 @@ __all__ = [
     "WorkerLeft",
     "WorkerMissed",
     "WorkerRaised",
+    "WorkerReplaced",
 ]
 
 
@@ -93,6 +94,17 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True)
+class WorkerReplaced:
+    """The worker has lost its connections to the other ranks without leaving them: its process runs another program.
+
+    `program`: the words that started it.
+    """
+
+    rank: int
+    program: str
+
+
+@dataclass(frozen=True)
 class WorkerMissed:
     """A rank of another node waits in `ronde.init` for this worker, which has ended with exit code 0.
 
@@ -138,6 +150,7 @@ Event = (
     | WorkerJoined
     | WorkerLeft
     | WorkerMissed
+    | WorkerReplaced
     | Exited
     | Vacated
     | InterruptGroup

@@ -87,6 +87,19 @@ class Announcements:
         *lines, self._rest = content.split(b"\n")
         return [found for line in lines if (found := _parse(line.decode(errors="replace")))]
 
+    def is_held_by(self, pid: int) -> bool:
+        """Return whether a process has the worker's end open; also if that cannot be found out.
+
+        A worker that has announced something closes it when it replaces its program (`os.execv`).
+        """
+        try:
+            there = os.stat(f"/proc/{pid}/fd/{self.worker_fd}")
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return os.path.samestat(there, os.fstat(self.worker_fd))
+
     def close(self) -> None:
         """Close both ends."""
         os.close(self._fd)

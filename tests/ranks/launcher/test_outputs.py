@@ -294,6 +294,7 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
         lambda _: None,
         said.append,
         lambda: None,
+        lambda _: True,
     )
     supervisor.start_workers()
     while len(said) < 2:

@@ -25,6 +25,7 @@ from ronde.core.worker_group_events import (
     WorkerLeft,
     WorkerMissed,
     WorkerRaised,
+    WorkerReplaced,
 )
 
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15
@@ -178,6 +179,21 @@ def test_a_worker_that_does_not_wait_any_more_misses_nobody() -> None:
     story.at(1, WorkerJoins(0, 1))
     story.at(2, WorkerJoined(0))
     assert story.at(3, Exited(1, 0)) == []
+
+
+def test_a_worker_that_replaces_its_program_is_the_cause_of_those_that_lose_it() -> None:
+    story = Story(3)
+    assert story.at(1, WorkerRaised(2, "PeerLostError", blames_peer=True)) == ["timer at 6"]
+    assert story.at(1, WorkerReplaced(1, "python other.py")) == ["timer at 4"]
+    story.at(1.5, Exited(2, 1, blames_peer=True))
+    assert story.at(4, GroupTimer()) == ["signal 15 to ranks 0, 1", "timer at 9"]
+    assert story.reason == "still running 3 s after rank 1 replaced its program"
+    story.at(5, Exited(1, -SIGTERM))
+    assert story.at(5, Exited(0, -SIGTERM)) == ["finish 1 because of 1"]
+    assert story.reason == (
+        "rank 1 (pid 101) left the other ranks without ronde.shutdown() after 1.0 s: it replaced its program by "
+        "`python other.py` (os.exec*), or closed its connections"
+    )
 
 
 def test_a_worker_has_failed_for_which_a_rank_of_another_node_waits() -> None:

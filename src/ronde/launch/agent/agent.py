@@ -408,6 +408,7 @@ class _Shell:
             self._note_absent,
             self._end_round,
             self._read_signals,
+            self._starter.announcements.is_held_by,
         )
         self._starter.await_template(plan.workers[0], self._inbox)
         self._read_signals()

@@ -32,6 +32,7 @@ from ronde.core.worker_group_events import (
     WorkerLeft,
     WorkerMissed,
     WorkerRaised,
+    WorkerReplaced,
 )
 from ronde.launch.agent.outputs import WorkerOutput
 from ronde.launch.loop import Loop, Order
@@ -71,6 +72,7 @@ class Supervisor:
         absent: Callable[[Absent | None], None],
         ended: Callable[[Finish], None],
         heed: Callable[[], None],
+        is_connected: Callable[[int], bool],
     ) -> None:
         self._plan = plan
         self._start_process = start
@@ -81,6 +83,7 @@ class Supervisor:
         self._report_absent = absent
         self._ended = ended
         self._heed = heed
+        self._is_connected = is_connected
         self._cause: int | None = None  # the rank that `failing` got
         self._awaits_exit = False  # what `awaiting_exit` got
         self._absent: Absent | None = None  # what `absent` got
@@ -140,6 +143,15 @@ class Supervisor:
         self._step_group(
             WorkerRaised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0)
         )
+        if error and error.blames_peer:
+            self._find_replaced()
+
+    def _find_replaced(self) -> None:
+        """Find workers that have joined the others and now run another program: they are lost to these."""
+        for rank, worker in self.group.workers.items():
+            if worker.returncode is None and worker.epochs and not worker.has_left:
+                if not self._is_connected(worker.pid) and (program := _program_of(worker.pid)):
+                    self._step_group(WorkerReplaced(rank, program))
 
     def local_rank(self, rank: int) -> int:
         """Return a worker's local rank."""
@@ -233,6 +245,8 @@ class Supervisor:
         error = self._outputs[rank].error() if returncode else None
         blames_peer = error.blames_peer if error else any(map(is_blame, self._outputs[rank].last_lines()))
         self._step_group(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
+        if blames_peer:
+            self._find_replaced()
 
     def _watch_leftovers(self, rank: int) -> bool:
         """Watch the processes that an exited worker left behind. Return whether there are any."""
@@ -287,3 +301,14 @@ class Supervisor:
                     self._finished = True
                     self._loop.set_timer(self, None, self._ring)
                     self._ended(effect)
+
+
+def _program_of(pid: int) -> str:
+    """Return the words that started the program of a process; "" if the process is ending."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    text = " ".join(words).strip()
+    return text if len(text) <= MOST_OF_ERROR else text[: MOST_OF_ERROR - 3] + "..."
