@@ -202,6 +202,7 @@ while True:
     code, _, err = end(first)
     assert (code, end(third)[0]) == (0, 0)
     assert err.count("starting again without") == 1, err
+    assert re.search(r"ronde: \S+ \(node [01]\) .*; starting again without", err), err
     assert err.count("starting again with more") == 1, err
 
 

@@ -1,4 +1,4 @@
-"""The assignment of group ranks to the nodes of a round. Pure.
+"""The assignment of group ranks to the nodes of a round, and their names in messages. Pure.
 
 1. A node that wishes for a rank gets it. Of two such nodes, the one that had the rank gets it, else the earlier one.
 2. A node of the last round keeps its rank if the rank still exists.
@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from ronde.core.rendezvous.membership import Node
 
-__all__ = ["assign_group_ranks", "host_order"]
+__all__ = ["assign_group_ranks", "host_order", "node_names"]
 
 
 def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -47,3 +48,18 @@ def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Nod
 def host_order(host: str) -> list[tuple[int, str]]:
     """Return the sorting key by which node2 comes before node10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", host) if part]
+
+
+def node_names(some: Iterable[Node], nodes: Sequence[Node]) -> list[str]:
+    """Return the names of some nodes of a round, for messages: their hosts, with numbers for agents of one host.
+
+    `nodes`: those of the round, in the order of their group ranks.
+    """
+    numbers = {node.id: number for number, node in enumerate(nodes)}
+    counts = Counter(node.host for node in nodes)
+    return [
+        f"{node.host} (node {numbers[node.id]})"
+        if counts[node.host] > 1 and node.id in numbers
+        else node.host
+        for node in some
+    ]

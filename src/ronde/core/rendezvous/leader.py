@@ -31,7 +31,7 @@ from collections.abc import Set as AbstractSet
 from ronde.core.rank_set import RankSet
 from ronde.core.rendezvous.applicants import Applicants
 from ronde.core.rendezvous.failure_detector import FailureDetector
-from ronde.core.rendezvous.group_ranks import assign_group_ranks
+from ronde.core.rendezvous.group_ranks import assign_group_ranks, node_names
 from ronde.core.rendezvous.lease import LeftoverWorkers
 from ronde.core.rendezvous.membership import Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.quorum import Quorum
@@ -291,7 +291,7 @@ class Leader:
             self._applicants.remove_node(node)
         self.departed.update(gone)
         if lost and self.state.phase == JobPhase.RUNNING:
-            hosts = {node.host for node in lost}
+            hosts = set(node_names(lost, self.roster))
             what = f"were {how.removeprefix('was ')}" if len(hosts) > 1 and how.startswith("was ") else how
             ranges = self._rank_ranges(lost) if len(lost) > NAMED_NODES else ()
             self._end_round(now_ns, NodesLost(tuple(lost[:NAMED_NODES]), f"{_names(hosts)} {what}", ranges))

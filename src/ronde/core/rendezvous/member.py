@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
+from ronde.core.rendezvous.group_ranks import node_names
 from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
@@ -375,14 +376,16 @@ class Member:
                 return
         else:
             why = "this node was not heard of in time"
-        self.cut_off(f"the others went on without {self._node.host}: {why}")
+        (name,) = node_names([self._node], self._nodes)
+        self.cut_off(f"the others went on without {name}: {why}")
 
     def _consider_ended_round(self, state: JobState) -> None:
         """Consider the state after the end of this node's last round, while its workers may still be ending."""
         if self._consider_end(state) or isinstance(self._wish, LeaveNotice) or self._node is None:
             return
         if state.phase == JobPhase.RUNNING and state.roster != self._roster_key:
-            self.cut_off(f"the others went on without {self._node.host}: its workers took too long to end")
+            (name,) = node_names([self._node], self._nodes)
+            self.cut_off(f"the others went on without {name}: its workers took too long to end")
 
     def _why_lost(self, cause: Cause | None) -> str:
         """Return why the others take this node for lost; empty if they do not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.core.rendezvous.group_ranks import assign_group_ranks, host_order
+from ronde.core.rendezvous.group_ranks import assign_group_ranks, host_order, node_names
 from ronde.core.rendezvous.membership import Node
 
 
@@ -45,3 +45,9 @@ def test_a_wish_goes_before_a_habit_and_the_first_wish_before_the_second() -> No
 
 def test_a_wish_that_cannot_be_fulfilled_is_none() -> None:
     assert names(assign_group_ranks((), [node("a", wish=7), node("b")])) == "ab"
+
+
+def test_agents_of_one_host_have_numbers_in_messages() -> None:
+    nodes = [node("a", host="vm"), node("b", host="other"), node("c", host="vm")]
+    assert node_names(nodes, nodes) == ["vm (node 0)", "other", "vm (node 2)"]
+    assert node_names([node("late", host="vm")], nodes) == ["vm"]
