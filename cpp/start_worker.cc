@@ -45,6 +45,9 @@ int main(int argc, char** argv) {
   if (getppid() != std::atoi(argv[1])) kill(getpid(), SIGKILL);  // the parent died before prctl()
   signal(SIGPIPE, SIG_DFL);                                      // Python ignores it, and exec would keep that
   signal(SIGXFSZ, SIG_DFL);
+  sigset_t none;  // some platforms, such as Ray, block SIGINT in their processes, and children inherit that
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
   if (Bind(argv[2])) execv(command[0], command);
   std::fprintf(stderr, "cannot start %s: %s\n", command[0], std::strerror(errno));
   return kCannotStart;

@@ -371,3 +371,30 @@ def test_a_cancelled_job_ends(cluster: Cluster) -> None:
     with pytest.raises(WorkerError):
         run(cluster, time.sleep, 600)
     thread.join()
+
+
+def test_ctrl_c_reaches_the_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    """Also where the platform blocks SIGINT in its processes, as Ray does. Else they end only when time runs out."""
+
+    def wait() -> None:
+        mine = tmp_path / os.environ["RANK"]
+        try:
+            mine.touch()
+            time.sleep(600)
+        except KeyboardInterrupt:
+            mine.write_text("interrupted")
+            raise
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(list(tmp_path.iterdir())) < SLOTS and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(cluster, wait)
+    thread.join()
+    # An agent that learns of the interrupt from another one ends its rank by SIGTERM.
+    assert "interrupted" in [(tmp_path / str(rank)).read_text() for rank in range(SLOTS)]

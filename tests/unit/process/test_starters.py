@@ -62,6 +62,15 @@ def test_signals_that_python_ignores_are_not_ignored(starter: list[str]) -> None
     assert (ignoring.returncode, ignoring.stdout) == (-signal.SIGPIPE, b"")
 
 
+def test_signals_that_the_launcher_blocks_are_not_blocked(starter: list[str]) -> None:
+    say = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
+    try:
+        assert run(starter, "any", sys.executable, "-c", say).stdout == "set()\n"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_does_not_outlive_its_parent(starter: list[str]) -> None:
     """Neither a parent that dies later, nor one that is already dead."""
     assert run(starter, "any", "/bin/sleep", "600", parent=1).returncode == -signal.SIGKILL
