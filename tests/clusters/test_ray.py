@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -110,6 +112,31 @@ def test_a_shutdown_ends_calls_at_once_with_an_error_that_says_so() -> None:
         RondeError, match=r"shut down before the call ended: take its results before shutdown\(\)"
     ):
         ray.get(running)
+
+
+def test_ctrl_c_ends_the_workers_and_later_calls_say_so(tmp_path: Path) -> None:
+    workers = executor(num_workers=2)
+    workers.start()
+
+    def wait() -> None:
+        (tmp_path / os.environ["RANK"]).touch()
+        time.sleep(600)
+
+    def interrupt() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        workers.run(wait)
+    with pytest.raises(RondeError, match=r"was interrupted, .*: call start\(\) for new ones"):
+        workers.run(sums, [1])
+    with pytest.raises(RondeError, match=r"was interrupted, .*: call start\(\) for new ones"):
+        workers.execute(str)
+    workers.start()
+    assert [rank for rank, *_ in workers.run(sums, [1])] == [0, 1]
+    workers.shutdown()
 
 
 def test_an_executable_that_fails_fails_the_start() -> None:

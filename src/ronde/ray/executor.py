@@ -26,7 +26,7 @@ from ronde.light_dataclasses import dataclass
 from ronde.net.protection import secrecy_is_wanted
 from ronde.process.error_file import described
 from ronde.ray.cluster import Placing, RayCluster
-from ronde.ray.worker_calls import SHUT_DOWN, CallServer, WorkerCall, fetch_result, serve_calls
+from ronde.ray.worker_calls import INTERRUPTED, SHUT_DOWN, CallServer, WorkerCall, fetch_result, serve_calls
 
 __all__ = ["RayExecutor", "RaySettings"]
 
@@ -304,7 +304,11 @@ class RayExecutor:
         job = self._started()
         try:
             return job.calls.results(number, ranks)
-        except BaseException:  # also Ctrl-C
+        except KeyboardInterrupt:
+            job.calls.end(RondeError(INTERRUPTED))
+            job.kill_workers()
+            raise
+        except BaseException:
             job.kill_workers()
             raise
 

@@ -29,12 +29,13 @@ from ronde.net.stores.base import Store
 from ronde.net.stores.large_values import delete_large, get_large, put_large
 from ronde.net.stores.tcp import StoreClient
 
-__all__ = ["SHUT_DOWN", "CallLine", "CallServer", "WorkerCall", "fetch_result", "serve_calls"]
+__all__ = ["INTERRUPTED", "SHUT_DOWN", "CallLine", "CallServer", "WorkerCall", "fetch_result", "serve_calls"]
 
 CONNECT_NS = 30 * 10**9
 FOREVER_NS = 10**17  # three years
 END = "end"
 SHUT_DOWN = "the RayExecutor was shut down before the call ended: take its results before shutdown()"
+INTERRUPTED = "the RayExecutor was interrupted, which has ended its workers: call start() for new ones"
 
 
 @dataclass(frozen=True)
