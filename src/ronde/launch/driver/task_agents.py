@@ -39,7 +39,7 @@ from ronde.core.registry import (
 from ronde.core.ring import RingPlan, plan_ring
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Cluster, Ticket
+from ronde.launch.clusters.base import Capacity, Cluster, Ticket
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
 from ronde.launch.driver.assignment import Assignment
@@ -190,8 +190,11 @@ class TaskAgents:
         return task is not None
 
     def explain_shortage(self, reason: str) -> str:
-        """Return the reason; rather that of the cluster, if it has ended all tasks."""
-        return self._why_all_ended or reason
+        """Return the reason; rather that of the cluster, if it has ended all tasks, or has ended itself."""
+        if self._why_all_ended:
+            return self._why_all_ended
+        answer = self._ask_capacity()
+        return f"{answer} ({reason})" if isinstance(answer, UsageError) else reason
 
     @property
     def has_lost_task(self) -> bool:
@@ -368,28 +371,34 @@ class TaskAgents:
 
     def _describe_capacity(self) -> str:
         """Return what the cluster says about its slots, if it answers soon, and what to do."""
-        answers: deque[str] = deque()
         held = len(self._registry.registered()) if self._is_fixed else self._driver.running_slots()
-
-        def ask() -> None:
-            try:
-                capacity = self._cluster.capacity()
-            except UsageError as error:  # the platform does not answer
-                answers.append(f"; {error}")
-                return
-            if capacity is not None:
-                # The platform may learn of tasks late.
-                free = max(0, min(capacity.free, capacity.total - held))
-                answers.append(f"; {self._cluster.name} has {capacity.total} slots, {free} of them free")
-
-        asking = threading.Thread(target=ask, name="ronde-capacity", daemon=True)
-        asking.start()
-        asking.join(CAPACITY_S)
-        told = answers.popleft() if answers else ""
+        told = ""
+        answer = self._ask_capacity()
+        if isinstance(answer, UsageError):
+            told = f"; {answer}"
+        elif answer is not None:
+            # The platform may learn of tasks late.
+            free = max(0, min(answer.free, answer.total - held))
+            told = f"; {self._cluster.name} has {answer.total} slots, {free} of them free"
         return (
             f" within {self._start_ns / SECOND:g} s{told}: ask for fewer workers, give {self._cluster.name} more "
             "slots, or raise start_timeout"
         )
+
+    def _ask_capacity(self) -> Capacity | UsageError | None:
+        """Return the capacity, or the error if the platform is gone; None if it does not answer soon."""
+        answers: deque[Capacity | UsageError | None] = deque()
+
+        def ask() -> None:
+            try:
+                answers.append(self._cluster.capacity())
+            except UsageError as error:
+                answers.append(error)
+
+        asking = threading.Thread(target=ask, name="ronde-capacity", daemon=True)
+        asking.start()
+        asking.join(CAPACITY_S)
+        return answers.popleft() if answers else None
 
     # Assignments
 
