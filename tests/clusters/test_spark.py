@@ -22,9 +22,10 @@ from tests.clusters.rank_functions import finds_key
 from tests.clusters.spark_session import PATIENCE_S, ROOT, session_of_two_executors
 from tests.conformance.cluster_kinds import agent_of, agents, parent_of
 from tests.ranks.comqueue import kmeans
-from tests.ranks.pages import programs, run_program
+from tests.ranks.pages import blocks, programs, run_program
 
 import ronde
+from ronde.comqueue import iterate
 from ronde.errors import TimeoutError, UsageError, WorkerError
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -110,6 +111,11 @@ def waits(folder: Path) -> None:
     time.sleep(FOREVER_S)
 
 
+def waits_alone(flag: Path) -> None:
+    flag.touch()
+    time.sleep(FOREVER_S)
+
+
 def trains(folder: Path, steps: int) -> tuple[int, int, int]:
     """Take steps from the last one noted, and return the first one, the rank and the size.
 
@@ -147,6 +153,12 @@ def test_results_come_by_rank_and_output_with_prefixes(context: Any) -> None:
     lines = sorted(line.partition(":")[2] for line in output.getvalue().splitlines())
     assert lines == ["0] rank 0 is done", "1] rank 1 is done"]
     assert "Spark: all 2 tasks have registered" in messages.getvalue()
+
+
+def test_run_returns_when_its_tasks_have_ended(context: Any) -> None:
+    """If the program ended before them, the JVM would write an error of 20 lines to the screen."""
+    run(sums, 2)
+    assert not context.statusTracker().getActiveJobsIds()
 
 
 def test_digits(context: Any) -> None:
@@ -345,6 +357,32 @@ def test_a_cancelled_spark_job_releases_every_wait(context: Any, folder: Path) -
     assert took_s < 2 * SOON_S
 
 
+@pytest.mark.parametrize("kind", ["run", "run_elastic", "iterate"])
+def test_the_job_group_of_the_caller_cancels_a_job(context: Any, folder: Path, kind: str) -> None:
+    """As the button of a notebook does."""
+
+    def cancel() -> None:
+        until_there(folder / "pids")
+        context.cancelJobGroup("cell 7")
+
+    def start() -> Any:
+        if kind == "iterate":
+            return iterate(lambda c: waits(folder), data=[1.0, 2.0], state={}, max_iter=1, on="spark:2")
+        return getattr(spark, kind)(waits, (folder,), num_proc=2, stdout=io.StringIO(), stderr=io.StringIO())
+
+    thread = threading.Thread(target=cancel)
+    context.setJobGroup("cell 7", "a cell of a notebook")
+    try:
+        thread.start()
+        with pytest.raises(WorkerError, match=r"the Spark job was cancelled: .*group cell 7"):
+            start()
+        assert context.getLocalProperty("spark.jobGroup.id") == "cell 7"
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.job.description", None)
+    thread.join()
+
+
 def test_mistakes_are_named_before_any_task_starts(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark.sql import SparkSession
 
@@ -453,6 +491,56 @@ def test_nothing_keeps_running_after_the_driver_is_killed(folder: Path) -> None:
     while Path(f"/proc/{rank}").exists() or Path(f"/proc/{agent}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+_STOPS = """
+import sys, threading
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from tests.clusters.spark_session import new_session
+from tests.clusters.test_spark import until_there, waits_alone
+import ronde.spark
+session = new_session()
+flag = Path({folder!r}) / "there"
+def stop():
+    until_there(flag)
+    session.stop()
+thread = threading.Thread(target=stop)
+thread.start()
+try:
+    ronde.spark.run(waits_alone, (flag,), num_proc=1)
+except ronde.WorkerError as error:
+    print("raised:", error)
+thread.join()
+"""
+
+
+def test_a_session_that_is_stopped_during_a_run_is_named(folder: Path) -> None:
+    program = _STOPS.format(root=str(ROOT), folder=str(folder))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert "raised: the Spark session has been stopped: start a new one" in done.stdout, done.stderr
+
+
+def test_the_first_program_in_a_bare_shell(tmp_path: Path) -> None:
+    """`venv/bin/python on_spark.py`: tasks run the same Python, and the program leaves no trace of Java behind."""
+    program = next(block for block in blocks("docs/spark.md", "python") if "ronde.spark.run" in block)
+    (tmp_path / "on_spark.py").write_text(program)
+    env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    own = os.path.dirname(sys.executable)
+    env["PATH"] = os.pathsep.join(path for path in env["PATH"].split(os.pathsep) if path != own)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "on_spark.py")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert "[10.0, 10.0]" in done.stdout, done.stderr
+    assert "\tat " not in done.stderr
+    assert " ERROR " not in done.stderr
 
 
 @pytest.mark.parametrize(("program", "command"), programs("spark"))

@@ -27,7 +27,9 @@ if __name__ == "__main__":
         os.kill(os.getpid(), signal.SIGKILL)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec would keep that
         signal.signal(ignored, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # some platforms, such as Ray, block SIGINT in their processes
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, ()
+    )  # some platforms, such as Ray, block SIGINT in their processes
     try:
         if cores != "any":
             os.sched_setaffinity(0, map(int, cores.split(",")))

@@ -8,6 +8,10 @@ another one.
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +34,11 @@ from ronde.spark.tasks import describe_failure, is_cancellation, run_any, run_on
 
 __all__ = ["SparkCluster"]
 
+_log = logging.getLogger(__name__)
+
 PORT = "spark.ronde.driver.port"
+DESCRIPTION = "spark.job.description"
+STOPPED = "the Spark session has been stopped: start a new one"
 
 
 class SparkCluster:
@@ -64,6 +72,7 @@ class SparkCluster:
         self._lock = threading.Lock()
         self._submissions = Submissions(self._interrupt)
         _check_encryption(context, requires_encryption)
+        _choose_python(context)
 
     @property
     def parallelism(self) -> int:
@@ -139,7 +148,9 @@ class SparkCluster:
             )
 
     def cancel(self, reason: str) -> None:
-        """Cancel all Spark jobs of this cluster that do not end now, in another thread. `request` works again after it.
+        """Return when all Spark jobs of this cluster have ended; cancel those that do not end within a second.
+
+        Those that do not end within five seconds end while the caller goes on. `request` works again after this.
 
         Args:
             reason: Has no effect: Spark's pages show that the job was cancelled.
@@ -152,16 +163,30 @@ class SparkCluster:
         submissions.cancel()
 
     def _require_session(self) -> None:
-        if self._context._jsc is None:
-            raise UsageError("the Spark session has been stopped: start a new one")
+        if self._has_stopped():
+            raise UsageError(STOPPED)
 
-    def _interrupt(self, group: str) -> bool:
-        """Have Spark cancel the jobs of a group; return whether the session lives."""
+    def _has_stopped(self) -> bool:
+        try:
+            return self._context._jsc is None or bool(self._context._jsc.sc().isStopped())
+        except (Py4JError, OSError):  # its JVM is gone
+            return True
+
+    def _interrupt(self, tag: str) -> bool:
+        """Have Spark cancel the jobs with a tag; return whether the session lives."""
         if self._context._jsc is None:
             return False
         with suppress(Py4JError, OSError):  # the session may be ending
-            self._context.cancelJobGroup(group)
+            self._context.cancelJobsWithTag(tag)
         return True
+
+    def _mark_jobs(self, tag: str, description: str) -> None:
+        """Give the jobs of this thread a tag of ours. It has the job group of the caller, who cancels them by that."""
+        context = self._context
+        context.addJobTag(tag)
+        context.setInterruptOnCancel(True)
+        if context.getLocalProperty(DESCRIPTION) is None:
+            context.setLocalProperty(DESCRIPTION, description)
 
     def _run_job(self, submissions: Submissions, tickets: list[Ticket], events: SlotEvents) -> None:
         """Run a Spark job in this thread, and report its end."""
@@ -181,9 +206,7 @@ class SparkCluster:
         try:
             if submissions.is_cancelled:
                 return
-            self._context.setJobGroup(
-                submissions.name, f"Ronde: {len(slots)} workers", interruptOnCancel=True
-            )
+            self._mark_jobs(submissions.tag, f"Ronde: {len(slots)} workers")
             problems: list[str] = []
             if self._frame is not None:
                 run_at_rows(self._frame, len(slots), task_with_rows)
@@ -195,11 +218,12 @@ class SparkCluster:
         except Exception as error:
             if submissions.is_cancelled:
                 return
-            reason = describe_failure(error)
-            if self.capabilities.elastic:
-                events.slot_ended(slots[0], reason)
+            if self._has_stopped():
+                events.all_ended(STOPPED)
+            elif is_cancellation(error) or not self.capabilities.elastic:
+                events.all_ended(describe_failure(error), is_loss=not is_cancellation(error))
             else:
-                events.all_ended(reason, is_loss=not is_cancellation(error))
+                events.slot_ended(slots[0], describe_failure(error))
         else:
             for slot in slots:
                 events.slot_ended(slot, problems[0] if problems else "")
@@ -221,3 +245,24 @@ def _check_encryption(context: SparkContext, requires_encryption: bool) -> None:
         return
     remedy = "set spark.authenticate and spark.network.crypto.enabled, or spark.ssl.rpc.enabled, to true"
     report_unencrypted("Spark", remedy, requires_encryption)
+
+
+def _choose_python(context: SparkContext) -> None:
+    """Have a local Spark run this Python in its tasks, unless the user has chosen one; warn if others run another one.
+
+    By default PySpark runs the `python3` that is first in PATH, which is not that of a virtual environment whose
+    program was started by its path.
+    """
+    if "PYSPARK_PYTHON" in environment() or context._conf.contains("spark.pyspark.python"):
+        return
+    found = shutil.which(context.pythonExec) or context.pythonExec
+    master: Any = context.master
+    if str(master).startswith("local"):
+        context.pythonExec = sys.executable
+    elif os.path.dirname(os.path.abspath(found)) != os.path.dirname(sys.executable):
+        _log.warning(
+            "the executors run %s, and this program runs %s: if they fail because Ronde or another module is not "
+            "there, set PYSPARK_PYTHON before the session starts",
+            context.pythonExec,
+            sys.executable,
+        )

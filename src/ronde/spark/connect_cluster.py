@@ -16,7 +16,7 @@ from pyspark.sql.connect.session import SparkSession
 from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.spark.submissions import Submissions
-from ronde.spark.tasks import describe_failure, run_once
+from ronde.spark.tasks import describe_failure, is_cancellation, run_once
 
 __all__ = ["ConnectCluster"]
 
@@ -61,14 +61,16 @@ class ConnectCluster:
         Raises:
             Nothing.
         """
+        tags = self._session.getTags()  # of the calling thread, by which the caller interrupts its queries
         new_thread = partial(threading.Thread, target=self._run_query, name="ronde-spark-query", daemon=True)
         with self._lock:
-            self._submissions.start(
-                [new_thread(args=(self._submissions, ticket, events)) for ticket in tickets]
-            )
+            own = self._submissions
+            own.start([new_thread(args=(own, tags | {own.tag}, ticket, events)) for ticket in tickets])
 
     def cancel(self, reason: str) -> None:
-        """Interrupt all queries of this cluster that do not end now, in another thread. `request` works again after it.
+        """Return when all queries of this cluster have ended; interrupt those that do not end within a second.
+
+        Those that do not end within five seconds end while the caller goes on. `request` works again after this.
 
         Args:
             reason: Has no effect: Spark Connect takes no reason.
@@ -88,15 +90,22 @@ class ConnectCluster:
             return False
         return True
 
-    def _run_query(self, submissions: Submissions, ticket: Ticket, events: SlotEvents) -> None:
-        """Run a query in this thread, whose tag it gets, and report its end."""
+    def _run_query(
+        self, submissions: Submissions, tags: set[str], ticket: Ticket, events: SlotEvents
+    ) -> None:
+        """Run a query with these tags in this thread, and report its end."""
         try:
             if submissions.is_cancelled:
                 return
-            self._session.addTag(submissions.name)
+            for tag in tags:
+                self._session.addTag(tag)
             rows = self._session.range(0, 1, 1, 1).mapInArrow(_task(ticket), "problem string").collect()
         except Exception as error:
-            if not submissions.is_cancelled:
+            if submissions.is_cancelled:
+                return
+            if is_cancellation(error):
+                events.all_ended(describe_failure(error))
+            else:
                 events.slot_ended(ticket.slot, describe_failure(error))
         else:
             events.slot_ended(ticket.slot, rows[0].problem if rows else "")

@@ -9,19 +9,21 @@ from collections.abc import Callable, Sequence
 
 __all__ = ["Submissions"]
 
-FIRST_PAUSE_S, PAUSE_S = 0.2, 0.5  # before an interruption, for each thread
-LONGEST_CANCEL_S = 60
+OWN_END_S = 1.0  # for jobs to end of their own accord, because their tasks do, before they are interrupted
+AGAIN_S = 0.5  # between interruptions
+LONGEST_WAIT_S = 5.0  # of `cancel`; what takes longer ends while the caller goes on
+LONGEST_CANCEL_S = 60.0
 
 
 class Submissions:
     """What a cluster has submitted since it was made, or since it was last cancelled.
 
-    `name`: what Spark calls them together, the job group or the tag. `interrupt`: has Spark cancel all that runs under
-    this name; returns whether the session still lives.
+    `tag`: what Spark calls them together. `interrupt`: has Spark cancel all that runs with this tag; returns whether
+    the session still lives.
     """
 
     def __init__(self, interrupt: Callable[[str], bool]) -> None:
-        self.name = f"ronde-{uuid.uuid4().hex}"
+        self.tag = f"ronde-{uuid.uuid4().hex}"
         self.is_cancelled = False
         self._interrupt = interrupt
         self._threads: list[threading.Thread] = []
@@ -33,18 +35,27 @@ class Submissions:
             thread.start()
 
     def cancel(self) -> None:
-        """Cancel all that does not end now, in another thread."""
+        """Return when all has ended, what does not end soon by an interruption, or after `LONGEST_WAIT_S`.
+
+        A program that ended before its tasks would leave an error of the JVM on the screen, which then cannot report
+        the tasks' accumulators.
+        """
         self.is_cancelled = True
         if self._threads:
-            threading.Thread(target=self._cancel, name="ronde-spark-cancel", daemon=True).start()
+            thread = threading.Thread(target=self._cancel, name="ronde-spark-cancel", daemon=True)
+            thread.start()
+            thread.join(LONGEST_WAIT_S)
 
     def _cancel(self) -> None:
         """Interrupt until no thread waits: a job that is just being submitted does not notice."""
         ends_s = time.monotonic() + LONGEST_CANCEL_S
-        pause_s = FIRST_PAUSE_S  # a job whose tasks have ended is about to end, too
-        while time.monotonic() < ends_s:
-            for thread in self._threads:
-                thread.join(pause_s)
-            if not any(thread.is_alive() for thread in self._threads) or not self._interrupt(self.name):
-                return
-            pause_s = PAUSE_S
+        has_ended = self._wait(OWN_END_S)
+        while not has_ended and time.monotonic() < ends_s and self._interrupt(self.tag):
+            has_ended = self._wait(AGAIN_S)
+
+    def _wait(self, within_s: float) -> bool:
+        """Return whether all threads have ended within the time."""
+        ends_s = time.monotonic() + within_s
+        for thread in self._threads:
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
