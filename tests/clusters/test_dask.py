@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import threading
@@ -116,6 +117,18 @@ def test_a_closed_client_is_refused() -> None:
             run(client, sums, 1, num_proc=1)
 
 
+def test_an_asynchronous_client_is_named_as_such(client: Any) -> None:
+    """Also as the default client, as in a notebook that works with `await`."""
+
+    async def start() -> None:
+        address = client.scheduler.address
+        async with distributed.Client(address, asynchronous=True):
+            ronde.run(sums, 1, np=1, cluster="dask")
+
+    with pytest.raises(UsageError, match=r"the Dask client is asynchronous, .*: give one that is not"):
+        asyncio.run(start())
+
+
 def test_an_asynchronous_client_and_what_is_none_are_refused() -> None:
     with pytest.raises(UsageError, match="asynchronous"):
         run(types.SimpleNamespace(asynchronous=True), sums, 1)
@@ -125,4 +138,5 @@ def test_an_asynchronous_client_and_what_is_none_are_refused() -> None:
 
 @pytest.mark.parametrize(("program", "command"), programs("dask"))
 def test_the_program_of_the_page_runs(program: str, command: str, tmp_path: Path) -> None:
-    assert "[10.0, 10.0]" in run_program(program, command, tmp_path)
+    expected = "mean: 499.5" if "iterate" in program else "[10.0, 10.0]"
+    assert expected in run_program(program, command, tmp_path)

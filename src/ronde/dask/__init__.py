@@ -100,9 +100,10 @@ def default_cluster() -> DaskCluster:
         UsageError: there is no client, or it is asynchronous.
     """
     try:
-        return DaskCluster(default_client())
+        client = default_client()
     except ValueError:
         raise UsageError("there is no Dask client: create one by distributed.Client(address)") from None
+    return DaskCluster(client)
 
 
 def _free_threads(cluster: DaskCluster) -> int:
