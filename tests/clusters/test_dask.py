@@ -123,7 +123,7 @@ def test_an_asynchronous_client_is_named_as_such(client: Any) -> None:
     async def start() -> None:
         address = client.scheduler.address
         async with distributed.Client(address, asynchronous=True):
-            ronde.run(sums, 1, np=1, cluster="dask")
+            ronde.run(sums, (1,), np=1, cluster="dask")
 
     with pytest.raises(UsageError, match=r"the Dask client is asynchronous, .*: give one that is not"):
         asyncio.run(start())

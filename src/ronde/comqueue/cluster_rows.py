@@ -1,4 +1,4 @@
-"""Rows of Spark data frames and Flink tables, for tasks that run where the rows are."""
+"""Rows of Spark and Dask data frames and Flink tables, for tasks that run where the rows are."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ronde.launch.clusters.base import Cluster
 
-__all__ = ["FlinkRows", "SparkRows"]
+__all__ = ["DaskRows", "FlinkRows", "SparkRows"]
 
 
 class SparkRows:
@@ -54,6 +54,46 @@ class SparkRows:
             raise UsageError(
                 f"the rows of a Spark data frame are not on this cluster, {type(cluster).__name__}: use on='spark' "
                 "and a session that is not of Spark Connect, or read files"
+            )
+        cluster.take_rows(self._frame)
+
+    def opener(self) -> Callable[[TaskGroup], RowSource]:
+        """Return a function that each task calls for the rows that lie there. Can be pickled."""
+        return partial(_open_rows, self._selection, self._limit, "the data frame")
+
+
+class DaskRows:
+    """The rows of a Dask data frame. `columns`, `memory_limit`: as of `read`.
+
+    Raises UsageError for columns that are missing or hold no numbers.
+    """
+
+    def __init__(self, frame: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
+        from ronde.dask.frame_rows import column_names, numeric_columns
+
+        if unnamed := [name for name in column_names(frame) if not isinstance(name, str)]:
+            raise UsageError(
+                f"the data frame has columns whose names are no strings, such as {unnamed[0]!r}: rename them"
+            )
+        self._selection = ColumnSelection(
+            columns, numeric_columns(frame), column_names(frame), "the data frame"
+        )
+        self._frame, self._limit = frame[list(self._selection.names)], memory_limit
+
+    def __repr__(self) -> str:
+        return f"<DaskRows: {', '.join(self._selection.names)}>"
+
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part, as `ColumnSelection` does."""
+        return self._selection.columns_of(part)
+
+    def place(self, cluster: Cluster) -> None:
+        """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not a Dask cluster."""
+        from ronde.dask.cluster import DaskCluster
+
+        if not isinstance(cluster, DaskCluster):
+            raise UsageError(
+                f"the rows of a Dask data frame are not on this cluster, {type(cluster).__name__}: use on='dask'"
             )
         cluster.take_rows(self._frame)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ronde.comm.arrays import check_not_masked
 from ronde.comqueue.buffers import Buffers
-from ronde.comqueue.cluster_rows import FlinkRows, SparkRows
+from ronde.comqueue.cluster_rows import DaskRows, FlinkRows, SparkRows
 from ronde.comqueue.columns import ColumnSelection, ColumnsOption
 from ronde.comqueue.parquet_rows import parquet_rows
 from ronde.comqueue.rows import LocatedRows, RowSource
@@ -18,7 +18,7 @@ from ronde.errors import UsageError
 from ronde.parquet.needs import need
 from ronde.parquet.reader import holds_numbers, to_array
 
-__all__ = ["ArrayRows", "is_flink_table", "read"]
+__all__ = ["ArrayRows", "is_dask_frame", "is_flink_table", "read"]
 
 
 class ArrayRows:
@@ -74,7 +74,8 @@ def read(
             - the path or fsspec URL of a Parquet file, of a folder (all files named *.parquet below it), or a pattern
               such as `data/2024-*.parquet`; or a list of these, whose rows follow each other;
             - a table: of pandas, Polars, PyArrow, or another object with the Arrow C interface (`__arrow_c_stream__`);
-            - a Spark data frame or a Flink table, for tasks that run where its rows are: `on="spark"`, `on="flink:4"`;
+            - a Spark or Dask data frame or a Flink table, for tasks that run where its rows are: `on="spark"`,
+              `on="dask"`, `on="flink:4"`;
             - an array: of NumPy, PyTorch (on the CPU), or another object that `numpy.asarray` takes; a SciPy matrix.
         columns: Which columns of files or of a table the step gets, and how. A list: a 2-d array of these columns;
             None: of all columns of numbers. A name: an array of the values of that column. A dict of these: several
@@ -83,7 +84,7 @@ def read(
             as `year=2024`, is a column if you name it.
         memory_limit: The number of bytes that the rows of a task may take. If they need more, each step reads them
             block by block, and gets them only as `c.blocks` (default: half of the free memory of the task's machine or
-            control group, divided by the number of tasks there). For files, Spark data frames and Flink tables.
+            control group, divided by the number of tasks there). For files, and data on a cluster.
         options: Passed to fsspec's file system, such as `{"anon": True}` for S3 (default: none).
 
     Raises:
@@ -96,17 +97,25 @@ def read(
         raise UsageError(f"options={options!r} are for files, and the source is of type {_type(source)}")
     if hasattr(source, "mapInArrow"):
         return SparkRows(source, columns, memory_limit)
+    if is_dask_frame(source):
+        return DaskRows(source, columns, memory_limit)
     if is_flink_table(source):
         return FlinkRows(source, columns, memory_limit)
     if memory_limit is not None:
         raise UsageError(
-            f"memory_limit is for files, Spark data frames and Flink tables, not for a {_type(source)} in memory"
+            f"memory_limit is for files, and for data frames and tables on a cluster, not for a {_type(source)} in "
+            "memory"
         )
     if hasattr(source, "__arrow_c_stream__"):
         return _table_rows(source, columns)
     if columns is not None:
         raise UsageError(f"columns={columns!r} needs names, and a source of type {_type(source)} has none")
     return _array_rows(source)
+
+
+def is_dask_frame(source: Any) -> bool:
+    """Return whether the source is a data frame of Dask."""
+    return all(hasattr(source, name) for name in ("map_partitions", "to_delayed", "dtypes", "columns"))
 
 
 def is_flink_table(source: Any) -> bool:

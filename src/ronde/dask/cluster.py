@@ -19,6 +19,8 @@ from typing import Any
 
 from distributed import Client, Future
 
+from ronde.core.partition_places import deal_partitions
+from ronde.dask.frame_rows import compute_partitions, run_with_rows
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
@@ -54,7 +56,10 @@ class DaskCluster:
         if not hasattr(client, "asynchronous"):
             raise UsageError(f"{client!r} is no Dask client: give distributed.Client(address)")
         if client.asynchronous:
-            raise UsageError("the Dask client is asynchronous: give one that is not")
+            raise UsageError(
+                "the Dask client is asynchronous, and a job would block its event loop: give one that is not, as "
+                "distributed.Client(address), perhaps in a thread (asyncio.to_thread)"
+            )
         self._given = client
         self._require_open()
         self._requires_encryption = requires_encryption
@@ -62,6 +67,20 @@ class DaskCluster:
         self._requests = threading.Lock()  # a request and a cancellation do not overlap
         self._lock = threading.Lock()
         self._running: dict[str, tuple[int, Future, SlotEvents]] = {}  # by the key of the Dask task
+        self._frame: Any = None
+
+    def take_rows(self, frame: Any) -> None:
+        """Run tasks where the rows of a data frame are, and give each of them some of its partitions.
+
+        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`. Not for elastic jobs.
+
+        Args:
+            frame: A data frame of Dask.
+
+        Raises:
+            Nothing.
+        """
+        self._frame = frame
 
     def capacity(self) -> Capacity:
         """Return the number of threads of all workers, and of those that run no task.
@@ -75,6 +94,8 @@ class DaskCluster:
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
         """Submit a Dask task for each ticket. Those beyond the free threads wait until Dask finds a worker.
 
+        Tasks with rows start when all partitions have been computed.
+
         Args:
             tickets: One for each task.
             events: Takes the reports about these tasks.
@@ -87,13 +108,54 @@ class DaskCluster:
             with self._answering():
                 client = self._connect()
                 free = self._free_threads()
-            for index, ticket in enumerate(tickets):
-                key = f"ronde-{ticket.slot}-{uuid.uuid4().hex}"
-                place = {"workers": [free[index]]} if index < len(free) else {}
-                future = client.submit(run_task, ticket, 0, key=key, pure=False, retries=0, **place)
-                with self._lock:
-                    self._running[key] = ticket.slot, future, events
-                future.add_done_callback(self._ended)
+            if self._frame is None:
+                self._submit(client, [(run_task, ticket, 0) for ticket in tickets], free, tickets, events)
+                return
+        starting = threading.Thread(
+            target=self._start_with_rows, args=(client, tickets, events), name="ronde-dask", daemon=True
+        )
+        starting.start()
+
+    def _submit(
+        self,
+        client: Client,
+        calls: Sequence[tuple[Any, ...]],
+        places: Sequence[str],
+        tickets: Sequence[Ticket],
+        events: SlotEvents,
+    ) -> None:
+        """Submit a call for each ticket, to the workers of these addresses as far as there are enough."""
+        for index, (ticket, call) in enumerate(zip(tickets, calls)):
+            key = f"ronde-{ticket.slot}-{uuid.uuid4().hex}"
+            place = {"workers": [places[index]]} if index < len(places) else {}
+            future = client.submit(*call, key=key, pure=False, retries=0, **place)
+            with self._lock:
+                self._running[key] = ticket.slot, future, events
+            future.add_done_callback(self._ended)
+
+    def _start_with_rows(self, client: Client, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        """Compute the partitions of the frame, and submit tasks where they are. Runs in a thread."""
+        count = len(tickets)
+        try:
+            parts = compute_partitions(self._given, client, self._frame, count, lambda: self._uses(client))
+            with self._requests:
+                if parts is None or not self._uses(client):  # this request has been cancelled
+                    return
+                with self._answering():
+                    free, holders = self._free_threads()[:count], client.who_has(parts)
+                places = [*free, *[""] * (count - len(free))]
+                dealt = deal_partitions([holders[part.key] for part in parts], places)
+                calls = [
+                    (run_with_rows, ticket, [parts[number] for number in numbers])
+                    for ticket, numbers in zip(tickets, dealt)
+                ]
+                self._submit(client, calls, free, tickets, events)
+        except Exception as error:
+            if self._uses(client):
+                first = (str(error) or "no details").splitlines()[0]
+                events.all_ended(
+                    f"the partitions of the Dask data frame cannot be computed: {type(error).__name__}: {first}"
+                )
 
     def cancel(self, reason: str) -> None:
         """Withdraw all tasks, and close the connection to the scheduler. A second call does nothing.
@@ -136,6 +198,10 @@ class DaskCluster:
             self._own = Client(address, security=security, set_as_default=False, name="ronde")
             self._own.subscribe_topic(WORKERS_TOPIC, self._note_lost_worker)
         return self._own
+
+    def _uses(self, client: Client) -> bool:
+        """Return whether no cancellation has closed this client."""
+        return self._own is client
 
     def _free_threads(self) -> list[str]:
         """Return the address of a worker once for each of its threads that runs no task."""

@@ -259,7 +259,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_of_files_only() -> None:
     with pytest.raises(
-        UsageError, match="memory_limit is for files, Spark data frames and Flink tables, not for a Table"
+        UsageError,
+        match="memory_limit is for files, and for data frames and tables on a cluster, not for a Table",
     ):
         read(TABLE, memory_limit=1)
     with pytest.raises(UsageError, match="are for files, and the source is of type Table"):

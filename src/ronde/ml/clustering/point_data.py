@@ -10,7 +10,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array
 
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.comqueue.named_arrays import NamedArrays
-from ronde.comqueue.read import is_flink_table
+from ronde.comqueue.read import is_dask_frame, is_flink_table
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows, check_in_memory
 from ronde.ml.source_data import SparseRows
@@ -28,7 +28,7 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
 
     Raises ValueError and TypeError.
     """
-    if not reset and (hasattr(X, "mapInArrow") or is_flink_table(X)):
+    if not reset and (hasattr(X, "mapInArrow") or is_dask_frame(X) or is_flink_table(X)):
         check_in_memory(X, f"a prediction of {type(estimator).__name__}", "")
     X, sample_weight = as_rows(X, sample_weight=sample_weight)
     first = X.load(0, 1) if isinstance(X, RowSource) else None
