@@ -174,6 +174,22 @@ def test_mistakes_are_named(frame: Any, folder: Path, monkeypatch: pytest.Monkey
         (dict(loss=None), frame, r"lacks loss: give them"),
         (dict(), frame.limit(0), r"no rows are left for training: the data frame has 0 rows"),
         (dict(), holes, r"'y' has 20 missing values"),
+        (dict(), frame.selectExpr("if(part = 1, null, x) as x", "y"), r"'x' has 20 missing values"),
+        (
+            dict(feature_cols=["z"]),
+            frame.selectExpr("array(z[0], if(part = 1, null, z[1])) as z", "y"),
+            r"'z' has 20 rows with missing values inside .* df.dropna\(\) keeps them",
+        ),
+        (
+            dict(feature_cols=["z"]),
+            frame.selectExpr("array(z[0], if(part = 1, double('nan'), z[1])) as z", "y"),
+            r"'z' has 20 rows with NaN or infinite values",
+        ),
+        (
+            dict(),
+            frame.selectExpr("x", "if(part = 1, double('-infinity'), y) as y"),
+            r"'y' has 20 rows with NaN or infinite values",
+        ),
     ]
     for params, data, message in cases:
         with pytest.raises(UsageError, match=message):

@@ -135,8 +135,14 @@ def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
     shape = [len(column)]
     while True:
         if column.null_count:
+            inside, remedy = "", "remove or fill them, as by df.dropna()"
+            if len(shape) > 1:
+                inside, remedy = (
+                    " inside its lists",
+                    "remove these rows, or fill the values; df.dropna() keeps them",
+                )
             raise UsageError(
-                f"column {name!r}{where} has {column.null_count} missing values: remove or fill them, as by df.dropna()"
+                f"column {name!r}{where} has {column.null_count} missing values{inside}: {remedy}"
             )
         if not pa.types.is_nested(column.type) or pa.types.is_struct(column.type):
             break

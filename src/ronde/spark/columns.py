@@ -13,7 +13,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from ronde.errors import UsageError
 
-__all__ = ["as_arrays", "numeric_columns"]
+__all__ = ["as_arrays", "holds_nan", "lacks_values", "numeric_columns"]
 
 
 def as_arrays(
@@ -30,7 +30,7 @@ def as_arrays(
     for name in columns:
         column, kind = F.col(f"`{name}`"), types[name]
         if isinstance(kind, VectorUDT):
-            column = vector_to_array(column, vectors)
+            column = F.when(column.isNotNull(), vector_to_array(column, vectors))  # which fails for a null
         elif (doubles := _with_doubles(kind)) != kind:
             column = column.cast(doubles)
         elif not _holds_numbers(kind):
@@ -46,6 +46,35 @@ def numeric_columns(frame: DataFrame) -> list[str]:
     """Return the names of the columns of single numbers."""
     numbers = T.NumericType | T.BooleanType
     return [field.name for field in frame.schema.fields if isinstance(field.dataType, numbers)]
+
+
+def lacks_values(column: Column, kind: Any) -> Column:
+    """Return whether an array in this column, of this type, has a null inside; false for a null itself."""
+    if not isinstance(kind, T.ArrayType) or not _may_lack_values(kind):
+        return F.lit(False)
+
+    def is_missing(value: Column) -> Column:
+        return value.isNull() | lacks_values(value, kind.elementType)
+
+    return F.coalesce(F.exists(column, is_missing), F.lit(False))
+
+
+def _may_lack_values(kind: Any) -> bool:
+    return isinstance(kind, T.ArrayType) and (kind.containsNull or _may_lack_values(kind.elementType))
+
+
+def holds_nan(column: Column, kind: Any) -> Column:
+    """Return whether a number in this column, of this type, or one of its array, is NaN or infinite."""
+    least = most = column
+    while isinstance(kind, T.ArrayType):
+        kind = kind.elementType
+        if isinstance(kind, T.ArrayType):
+            column = F.flatten(column)
+        least, most = F.array_min(column), F.array_max(column)  # Spark takes NaN for the largest number
+    if not isinstance(kind, T.FractionalType):
+        return F.lit(False)
+    infinity = float("inf")
+    return F.coalesce(F.isnan(most) | (most == infinity) | (least == -infinity), F.lit(False))
 
 
 def _holds_numbers(kind: Any) -> bool:

@@ -12,7 +12,7 @@ from ronde.errors import UsageError
 from ronde.parquet.reader import find_row_groups
 from ronde.parquet.store import RunFolder
 from ronde.parquet.training import DataIndex
-from ronde.spark.columns import as_arrays
+from ronde.spark.columns import as_arrays, holds_nan, lacks_values
 
 __all__ = ["row_sizes", "write_frame"]
 
@@ -39,7 +39,8 @@ def write_frame(
         partitions: Into how many partitions the rows are dealt first; None: as they are.
 
     Raises:
-        UsageError: A column is missing or no array, there are no rows, or this process does not find what Spark wrote.
+        UsageError: A column is missing or no array, lacks values or has NaN, there are no rows, or this process does
+            not find what Spark wrote.
     """
     arrays = as_arrays(frame, columns)
     part = F.when(_is_validation(frame, validation, seed), "validation").otherwise("train")
@@ -98,8 +99,14 @@ def _facts(frame: DataFrame, columns: list[str]) -> list[Column]:
     ]
     for number, name in enumerate(columns):
         column = F.col(f"`{name}`")
-        facts.append(F.coalesce(F.sum(column.isNull().cast("long")), F.lit(0)).alias(f"missing_{number}"))
-        if isinstance(frame.schema[name].dataType, T.ArrayType):
+        kind = frame.schema[name].dataType
+        for fact, is_so in (
+            ("missing", column.isNull()),
+            ("inside", lacks_values(column, kind)),
+            ("nan", holds_nan(column, kind)),
+        ):
+            facts.append(F.coalesce(F.sum(is_so.cast("long")), F.lit(0)).alias(f"{fact}_{number}"))
+        if isinstance(kind, T.ArrayType):
             facts.append(F.min(F.size(column)).alias(f"least_{number}"))
             facts.append(F.max(F.size(column)).alias(f"most_{number}"))
     return facts
@@ -110,6 +117,16 @@ def _check(facts: dict[str, Any], columns: list[str], validation: float | str | 
         if missing := facts[f"missing_{number}"]:
             raise UsageError(
                 f"column {name!r} has {missing} missing values: remove or fill them, as by df.dropna(subset=[{name!r}])"
+            )
+        if inside := facts[f"inside_{number}"]:
+            raise UsageError(
+                f"column {name!r} has {inside} rows with missing values inside their arrays: remove these rows, as by "
+                f"df.filter('forall(`{name}`, v -> v is not null)'), or fill the values; df.dropna() keeps them"
+            )
+        if nan := facts[f"nan_{number}"]:
+            raise UsageError(
+                f"column {name!r} has {nan} rows with NaN or infinite values, with which the loss becomes NaN: remove "
+                "these rows, or replace the values"
             )
         least, most = facts.get(f"least_{number}"), facts.get(f"most_{number}")
         if least != most:
