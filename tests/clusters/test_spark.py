@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -270,10 +271,13 @@ def test_the_key_of_the_job_is_seen_nowhere(context: Any) -> None:
 def test_more_ranks_than_slots_are_an_error_with_numbers(context: Any) -> None:
     run(sums, 1)  # Spark has started its Python workers then
     began = time.monotonic()
+    messages = io.StringIO()
     with pytest.raises(
         TimeoutError, match=r"registered 2 of 4 on host .*; Spark has 2 slots, 0 of them free"
     ):
-        run(sums, 1, num_proc=4, start_timeout=8)
+        run(sums, 1, num_proc=4, start_timeout=8, stderr=messages)
+    wait = r"waiting for tasks: registered 2 of 4 on host .*; Spark has 2 slots, 0 of them free; the job ends if .* s\n"
+    assert re.search(wait, messages.getvalue()), messages.getvalue()
     assert time.monotonic() - began < 8 + SOON_S
     assert len(run(sums, 1)) == 2  # the slots are free again
 
@@ -523,10 +527,18 @@ def test_a_session_that_is_stopped_during_a_run_is_named(folder: Path) -> None:
     assert "raised: the Spark session has been stopped: start a new one" in done.stdout, done.stderr
 
 
+_TOO_MANY = """
+try:
+    ronde.spark.run(train, args=[10], num_proc=3)
+except Exception as error:
+    print("refused:", error)
+"""
+
+
 def test_the_first_program_in_a_bare_shell(tmp_path: Path) -> None:
     """`venv/bin/python on_spark.py`: tasks run the same Python, and the program leaves no trace of Java behind."""
     program = next(block for block in blocks("docs/spark.md", "python") if "ronde.spark.run" in block)
-    (tmp_path / "on_spark.py").write_text(program)
+    (tmp_path / "on_spark.py").write_text(program + _TOO_MANY)
     env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
     own = os.path.dirname(sys.executable)
     env["PATH"] = os.pathsep.join(path for path in env["PATH"].split(os.pathsep) if path != own)

@@ -70,6 +70,23 @@ def test_mistakes(frame: Any) -> None:
     for place in ("threads:2", "local:1"):
         with pytest.raises(UsageError, match="the rows of 'data' are on a cluster: run the tasks there"):
             iterate(sum_step, data=read(frame), state={}, max_iter=1, on=place)
+    holes = frame.selectExpr("if(n = 7, null, vector) as vector", "array(n, if(n = 7, null, n)) as pair")
+    for column, message in (
+        ("vector", r"'vector' in the data frame on task \d has 1 missing values: remove"),
+        (
+            "pair",
+            r"'pair' .* has 1 missing values inside its lists: remove these rows, .* df.dropna\(\) keeps",
+        ),
+    ):
+        with pytest.raises(RemoteError, match=message):
+            iterate(sum_step, data=read(holes, [column]), state={}, max_iter=1, on="spark:2")
     missing = frame.selectExpr("if(n = 7, null, n) as n")
     with pytest.raises(RemoteError, match=r"'n' in the data frame on task \d has 1 missing values"):
         iterate(sum_step, data=read(missing, {"X": ["n"], "y": "n"}), state={}, max_iter=1, on="spark:2")
+
+
+def test_a_frame_without_rows_says_so(session: Any) -> None:
+    empty = session.range(0, 10, 1, 2).filter("id > 10")
+    for frame in (empty, empty.repartition(3)):  # of the latter, Spark runs no task
+        with pytest.raises(RemoteError, match="the data frame has no rows: expected at least one"):
+            iterate(sum_step, data=read(frame, "id"), state={}, max_iter=1, on="spark:2")

@@ -132,10 +132,11 @@ class SparkCluster:
             events: Takes the reports about these tasks.
 
         Raises:
-            UsageError: The Spark session has been stopped, or PYSPARK_PIN_THREAD=false keeps this process from
-                cancelling Spark jobs.
+            UsageError: The Spark session has been stopped, a local Spark will never have so many slots, or
+                PYSPARK_PIN_THREAD=false keeps this process from cancelling Spark jobs.
         """
         self._require_session()
+        self._require_slots(len(tickets))
         if environment().get("PYSPARK_PIN_THREAD", "").lower() == "false":
             raise UsageError(
                 "PYSPARK_PIN_THREAD=false keeps Ronde from cancelling its Spark jobs: leave it out"
@@ -166,6 +167,17 @@ class SparkCluster:
         if self._has_stopped():
             raise UsageError(STOPPED)
 
+    def _require_slots(self, tasks: int) -> None:
+        """Raise UsageError if all tasks have to run at once and Spark never has room for them."""
+        if self.capabilities.elastic or self._resources is not None or not _is_one_process(self._context):
+            return
+        capacity = self.capacity()
+        if capacity is not None and tasks > capacity.total:
+            raise UsageError(
+                f"{tasks} tasks are to run at once, and Spark has {capacity.total} slots: ask for fewer tasks, or give "
+                f"the session more threads, as by SparkSession.builder.master('local[{tasks}]')"
+            )
+
     def _has_stopped(self) -> bool:
         try:
             return self._context._jsc is None or bool(self._context._jsc.sc().isStopped())
@@ -191,30 +203,11 @@ class SparkCluster:
     def _run_job(self, submissions: Submissions, tickets: list[Ticket], events: SlotEvents) -> None:
         """Run a Spark job in this thread, and report its end."""
         slots = [ticket.slot for ticket in tickets]
-        run = run_once if self.capabilities.elastic else run_any
-
-        # All tickets differ in their slots only, and a large function would travel through a file.
-        ticket = tickets[0]
-
-        # The ticket is in the function because PySpark writes the data of `parallelize` to a file, and the key with it.
-        def task(partition: int, _: Iterable[int]) -> Iterable[str]:
-            return run(replace(ticket, slot=slots[partition]))
-
-        def task_with_rows(partition: int, variables: Mapping[str, str]) -> None:
-            run_any(replace(ticket, slot=slots[partition]), variables)
-
         try:
             if submissions.is_cancelled:
                 return
             self._mark_jobs(submissions.tag, f"Ronde: {len(slots)} workers")
-            problems: list[str] = []
-            if self._frame is not None:
-                run_at_rows(self._frame, len(slots), task_with_rows)
-            else:
-                data = self._context.parallelize(range(len(slots)), len(slots))
-                if self._resources is not None:
-                    data = data.withResources(self._resources)
-                problems = data.mapPartitionsWithIndex(task).collect()
+            problem = self._run_tasks(tickets[0], slots)
         except Exception as error:
             if submissions.is_cancelled:
                 return
@@ -226,7 +219,36 @@ class SparkCluster:
                 events.slot_ended(slots[0], describe_failure(error))
         else:
             for slot in slots:
-                events.slot_ended(slot, problems[0] if problems else "")
+                events.slot_ended(slot, problem)
+
+    def _run_tasks(self, ticket: Ticket, slots: Sequence[int]) -> str:
+        """Run a task for each slot; return what a task says, or why there was none, "" if all went well.
+
+        All tickets differ in their slots only, and a large function would travel through a file.
+        """
+        run = run_once if self.capabilities.elastic else run_any
+
+        # The ticket is in the function because PySpark writes the data of `parallelize` to a file, and the key with it.
+        def task(partition: int, _: Iterable[int]) -> Iterable[str]:
+            return run(replace(ticket, slot=slots[partition]))
+
+        def task_with_rows(partition: int, variables: Mapping[str, str]) -> None:
+            run_any(replace(ticket, slot=slots[partition]), variables)
+
+        if self._frame is not None:
+            has_run = run_at_rows(self._frame, len(slots), task_with_rows) > 0
+            return "" if has_run else "the data frame has no rows: expected at least one"
+        data = self._context.parallelize(range(len(slots)), len(slots))
+        if self._resources is not None:
+            data = data.withResources(self._resources)
+        problems = data.mapPartitionsWithIndex(task).collect()
+        return str(problems[0]) if problems else ""
+
+
+def _is_one_process(context: SparkContext) -> bool:
+    """Return whether this is Spark in one process, as with the master local[4]; its slots never change."""
+    master: Any = context.master
+    return str(master) == "local" or str(master).startswith("local[")
 
 
 def _check_encryption(context: SparkContext, requires_encryption: bool) -> None:

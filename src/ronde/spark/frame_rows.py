@@ -20,13 +20,16 @@ __all__ = ["run_at_rows"]
 FOLDERS = "SPARK_LOCAL_DIRS"  # for temporary data; Spark tells its Python workers
 
 
-def run_at_rows(frame: DataFrame, tasks: int, run: Callable[[int, Mapping[str, str]], None]) -> None:
+def run_at_rows(frame: DataFrame, tasks: int, run: Callable[[int, Mapping[str, str]], None]) -> int:
     """Call `run(partition, variables)` in a Spark task for each partition, of which there are as many as tasks.
 
-    Partitions are coalesced, or repartitioned if there are too few. Raises an exception of Spark if a task fails.
+    Partitions are coalesced, or repartitioned if there are too few. Return how many tasks Spark has run: none if it
+    finds out before that there are no rows. Raises an exception of Spark if a task fails.
     """
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
         context = TaskContext.get()
         assert context is not None
         folder = environment().get(FOLDERS, "").split(",")[0] or None
@@ -34,8 +37,8 @@ def run_at_rows(frame: DataFrame, tasks: int, run: Callable[[int, Mapping[str, s
             for batch in batches:
                 rows.write(batch)
             run(context.partitionId(), rows.finish())
-        yield from ()
+        yield pyarrow.RecordBatch.from_pydict({"task": pyarrow.array([context.partitionId()], "int32")})
 
     are_enough = frame.rdd.getNumPartitions() >= tasks
     dealt = frame.coalesce(tasks) if are_enough else frame.repartition(tasks)
-    dealt.mapInArrow(task, "nothing int").collect()
+    return len(dealt.mapInArrow(task, "task int").collect())

@@ -115,7 +115,8 @@ class TaskAgents:
         self._begun: dict[str, int] | None = None  # the ranks of nodes by the agent's name, after the barrier
         self._rings: dict[str, RingPlan | None] = {}  # by the agent's name
         self._gpus: dict[str, tuple[str, ...]] = {}  # by the host's id, after the barrier
-        self._is_short = False  # whether tasks are missing
+        self._is_short = False  # whether tasks are missing ...
+        self._short_until_ns = 0  # ... and when that ends the job
         self._why_all_ended = ""  # what the cluster says
         self._was_loss = False  # what the cluster says then
         self._has_explained = threading.Event()  # the cluster has said why a task of the job ended, or all
@@ -340,8 +341,8 @@ class TaskAgents:
         """End the job, and until then say what is missing, if tasks are missing for as long as a start may take."""
         if not self._is_short:
             self._is_short = True
-            deadline_ns = time.monotonic_ns() + self._start_ns
-            self._driver.loop.set_timer(self, deadline_ns, self._end_for_shortage)
+            self._short_until_ns = time.monotonic_ns() + self._start_ns
+            self._driver.loop.set_timer(self, self._short_until_ns, self._end_for_shortage)
             self._say_later_what_is_missing()
 
     def _stop_watching(self) -> None:
@@ -361,7 +362,11 @@ class TaskAgents:
             self._driver.loop.set_timer((self, "progress"), at_ns, self._say_what_is_missing)
 
     def _say_what_is_missing(self) -> None:
-        self._driver.say(f"{self._cluster.name}: waiting for tasks: {self._describe_missing()}")
+        left_s = max(0, self._short_until_ns - time.monotonic_ns()) // SECOND
+        self._driver.say(
+            f"{self._cluster.name}: waiting for tasks: {self._describe_missing()}{self._describe_slots()}; "
+            f"the job ends if they do not come in {left_s} s"
+        )
         self._say_later_what_is_missing()
 
     def _describe_missing(self) -> str:
@@ -370,20 +375,22 @@ class TaskAgents:
         return f"registered {self._driver.running_slots()} of at least {self.limits.min_slots}"
 
     def _describe_capacity(self) -> str:
-        """Return what the cluster says about its slots, if it answers soon, and what to do."""
-        held = len(self._registry.registered()) if self._is_fixed else self._driver.running_slots()
-        told = ""
-        answer = self._ask_capacity()
-        if isinstance(answer, UsageError):
-            told = f"; {answer}"
-        elif answer is not None:
-            # The platform may learn of tasks late.
-            free = max(0, min(answer.free, answer.total - held))
-            told = f"; {self._cluster.name} has {answer.total} slots, {free} of them free"
+        """Return how long the driver has waited, what the cluster says about its slots, and what to do."""
         return (
-            f" within {self._start_ns / SECOND:g} s{told}: ask for fewer workers, give {self._cluster.name} more "
-            "slots, or raise start_timeout"
+            f" within {self._start_ns / SECOND:g} s{self._describe_slots()}: ask for fewer workers, give "
+            f"{self._cluster.name} more slots, or raise start_timeout"
         )
+
+    def _describe_slots(self) -> str:
+        """Return what the cluster says about its slots, after a semicolon; "" if it does not answer soon."""
+        answer = self._ask_capacity()
+        if answer is None:
+            return ""
+        if isinstance(answer, UsageError):
+            return f"; {answer}"
+        held = len(self._registry.registered()) if self._is_fixed else self._driver.running_slots()
+        free = max(0, min(answer.free, answer.total - held))  # the platform may learn of tasks late
+        return f"; {self._cluster.name} has {answer.total} slots, {free} of them free"
 
     def _ask_capacity(self) -> Capacity | UsageError | None:
         """Return the capacity, or the error if the platform is gone; None if it does not answer soon."""
