@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -495,6 +496,24 @@ def test_nothing_keeps_running_after_the_driver_is_killed(folder: Path) -> None:
     while Path(f"/proc/{rank}").exists() or Path(f"/proc/{agent}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_warning_names_another_python_of_the_executors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from pyspark import SparkConf
+
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    conf = SparkConf(loadDefaults=False)
+    context = SimpleNamespace(master="spark://host:7077", pythonExec="python3", _conf=conf)
+    spark.SparkCluster(context)
+    assert f"the executors run python3, and this program runs {sys.executable}: if they fail" in caplog.text
+    assert context.pythonExec == "python3"
+    caplog.clear()
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    spark.SparkCluster(context)
+    assert "the executors run" not in caplog.text
 
 
 _STOPS = """
