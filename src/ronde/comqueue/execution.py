@@ -115,7 +115,7 @@ def _capacity(cluster: Cluster) -> int:
 def _divided(
     plan: Plan, num_tasks: int, is_cluster: bool = False
 ) -> tuple[CommonData, list[Mapping[str, Any]]]:
-    common, parts = divide_data(plan.broadcast, plan.partitioned, num_tasks)
+    common, parts = divide_data(plan.broadcast, plan.partitioned, num_tasks, plan.rows_per_block)
     if common.openers and not is_cluster:
         (name, *_) = common.openers
         raise UsageError(

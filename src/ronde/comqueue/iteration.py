@@ -284,6 +284,7 @@ def iterate(
     checkpoint_folder: str | None = None,
     max_restarts: int = 3,
     finish: Callable[[IterationStep], Any] | None = None,
+    rows_per_block: int = 1,
 ) -> IterationResult:
     """Call a step function again and again in several tasks, each with some of the rows; return the last state.
 
@@ -308,6 +309,8 @@ def iterate(
         max_restarts: How often the tasks may start again after one of them was killed.
         finish: Called once on each task after the last step. The attribute `outputs` contains its results (None: no
             call).
+        rows_per_block: The least number of rows of a row block, for rows that take less time than the call of a
+            function (1). With fewer blocks than tasks, some tasks get no rows.
 
     Raises:
         RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
@@ -321,7 +324,12 @@ def iterate(
     if names == ():
         raise UsageError("data is an empty dict: expected at least one object with rows")
     types = StateTypes()
-    queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names, types))
+    queue = (
+        IterativeComQueue()
+        .set_max_iter(max_iter)
+        .set_rows_per_block(rows_per_block)
+        .add(_StepItem(step, names, types))
+    )
     queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))
     if checkpoint_every is not None:
         queue.set_checkpoint(checkpoint_every, checkpoint_folder, max_restarts)

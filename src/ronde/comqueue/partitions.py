@@ -39,13 +39,14 @@ class CommonData:
     """What all tasks get: broadcast objects, sources of rows, and how rows are divided; all by name.
 
     `openers`: of rows that lie at the tasks; `divisions`: of data that are divided here. A task asks the others for
-    those of `Partitions` and of rows at the tasks.
+    those of `Partitions` and of rows at the tasks. `rows_per_block`: how many rows a block has at least.
     """
 
     broadcast: Mapping[str, Any]
     sources: Mapping[str, RowSource] = field(default_factory=dict)
     openers: Mapping[str, Callable[[TaskGroup], RowSource]] = field(default_factory=dict)
     divisions: Mapping[str, RowDivision] = field(default_factory=dict)
+    rows_per_block: int = 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class TaskData:
 
 
 def divide_data(
-    broadcast: Mapping[str, Any], partitioned: Mapping[str, Any], num_tasks: int
+    broadcast: Mapping[str, Any], partitioned: Mapping[str, Any], num_tasks: int, rows_per_block: int = 1
 ) -> tuple[CommonData, list[Mapping[str, Any]]]:
     """Return what all tasks get, and the parts of each task: consecutive rows, in whole row blocks.
 
@@ -82,14 +83,14 @@ def divide_data(
             "csc",
         ):  # SciPy selects no rows in other formats
             data = data.tocsr()
-        divisions[name] = division = divide_rows(_count_of(data, name), num_tasks)
+        divisions[name] = division = divide_rows(_count_of(data, name), num_tasks, rows_per_block)
         if isinstance(data, RowSource):
             sources[name] = data
             continue
         for task, part in enumerate(parts):
             numbers = division.rows_of(task)
             part[name] = rows_between(data, numbers.start, numbers.stop)
-    return CommonData(broadcast, sources, openers, divisions), list(parts)
+    return CommonData(broadcast, sources, openers, divisions, rows_per_block), list(parts)
 
 
 def _count_of(data: Any, name: str) -> int:
@@ -137,12 +138,12 @@ def load_data(common: CommonData, parts: Mapping[str, Any], group: TaskGroup, is
         objects[name] = take_rows(source, divisions[name].rows_of(group.task_id), group.tasks_here)
     for name, open_rows in common.openers.items():
         source = open_rows(group)
-        divisions[name] = divide_partitions(group.allgather_object(source.num_rows))
+        divisions[name] = divide_partitions(group.allgather_object(source.num_rows), common.rows_per_block)
         objects[name] = take_rows(source, range(source.num_rows), group.tasks_here)
     for name in sorted(objects.keys() - divisions.keys()):
         counts = group.allgather_object(_rows_or_none(objects[name]))
         if None not in counts and any(counts):
-            divisions[name] = divide_partitions(counts)
+            divisions[name] = divide_partitions(counts, common.rows_per_block)
     if is_read_only:
         objects = {name: _read_only(rows) for name, rows in objects.items()}
     return TaskData(objects, divisions)

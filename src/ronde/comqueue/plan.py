@@ -40,6 +40,7 @@ class Plan:
     """What a queue consists of. Each task has a copy of the functions.
 
     `max_iter`: the number of the last step; None: only the criterion ends it. `checkpoint`: None: the tasks save none.
+    `rows_per_block`: how many rows a row block has at least.
     """
 
     items: Sequence[Item]
@@ -49,6 +50,7 @@ class Plan:
     broadcast: Mapping[str, Any] = field(default_factory=dict)
     max_iter: int | None = 1
     checkpoint: CheckpointRule | None = None
+    rows_per_block: int = 1
 
 
 def run_plan(

@@ -48,6 +48,7 @@ class ComQueue:
         self._partitioned: dict[str, Any] = {}
         self._broadcast: dict[str, Any] = {}
         self._complete: Item | None = None
+        self._rows_per_block = 1
 
     def init_with_partitioned_data(self, name: str, data: Any) -> Self:
         """Give each task some rows of the data, as an object that exists before the first step.
@@ -76,6 +77,20 @@ class ComQueue:
         """
         self._check_new(name)
         self._broadcast[name] = data
+        return self
+
+    def set_rows_per_block(self, rows: int) -> Self:
+        """Set how many rows a row block has at least, for rows that take less time than the call of a function.
+
+        Args:
+            rows: A whole number above 0. With fewer rows, there is one block.
+
+        Raises:
+            UsageError: It is not.
+        """
+        if not isinstance(rows, Integral) or rows < 1:
+            raise UsageError(f"rows_per_block={rows!r} is invalid: expected a whole number above 0")
+        self._rows_per_block = int(rows)
         return self
 
     def add(self, function: Callable[[ComContext], Any] | ComputeFunction | CommunicateFunction) -> Self:
@@ -127,7 +142,11 @@ class ComQueue:
 
     def _plan(self) -> Plan:
         return Plan(
-            self._items, complete=self._complete, partitioned=self._partitioned, broadcast=self._broadcast
+            self._items,
+            complete=self._complete,
+            partitioned=self._partitioned,
+            broadcast=self._broadcast,
+            rows_per_block=self._rows_per_block,
         )
 
     def _check_new(self, name: str) -> None:

@@ -1,7 +1,8 @@
 """Row blocks: the units in which the rows of the data are given to tasks.
 
-How many blocks there are depends on the number of rows only, and each task gets consecutive whole blocks. So what is
-computed for each block, and combined along a tree over the blocks (`core/sum_tree`), does not depend on the tasks.
+How many blocks there are depends on the number of rows only, and on how many rows the caller wants in a block. Each task
+gets consecutive whole blocks. So what is computed for each block, and combined along a tree over the blocks
+(`core/sum_tree`), does not depend on the tasks.
 """
 
 from __future__ import annotations
@@ -58,20 +59,21 @@ def _range_of(numbers: Sequence[int], task: int) -> range:
     return range(begin, begin + numbers[task])
 
 
-def block_count(num_rows: int) -> int:
-    """Return into how many blocks so many rows are divided.
+def block_count(num_rows: int, least_rows: int = 1) -> int:
+    """Return into how many blocks so many rows are divided. `least_rows`: of a block, if there are as many.
 
     With fewer than 64 rows each row is a block. Else it is a power of two, the least one of at least 64 with which no
-    block has more than 8,192 rows.
+    block has more than 8,192 rows. If these blocks would have fewer than `least_rows` rows, there are fewer of them.
     """
-    if num_rows < LEAST_BLOCKS:
-        return num_rows
-    return 1 << (max(LEAST_BLOCKS, -(-num_rows // MOST_ROWS)) - 1).bit_length()
+    fewest = -(-num_rows // MOST_ROWS)
+    if num_rows < LEAST_BLOCKS * least_rows and fewest < LEAST_BLOCKS:
+        return max(num_rows // least_rows, fewest)
+    return 1 << (max(LEAST_BLOCKS, fewest) - 1).bit_length()
 
 
-def divide_rows(num_rows: int, num_tasks: int) -> RowDivision:
-    """Return the division of rows into blocks, and of these among tasks, both even."""
-    num_blocks = block_count(num_rows)
+def divide_rows(num_rows: int, num_tasks: int, least_rows: int = 1) -> RowDivision:
+    """Return the division of rows into blocks, and of these among tasks, both even. `least_rows`: of a block."""
+    num_blocks = block_count(num_rows, least_rows)
     blocks = even_split(num_blocks, num_tasks)
     ends = [_first_row(sum(blocks[: task + 1]), num_rows, num_blocks) for task in range(num_tasks)]
     return RowDivision([end - begin for begin, end in zip([0, *ends], ends)], blocks)
@@ -82,9 +84,9 @@ def _first_row(block: int, num_rows: int, num_blocks: int) -> int:
     return block * num_rows // num_blocks if num_blocks else 0
 
 
-def divide_partitions(rows: Sequence[int]) -> RowDivision:
-    """Return the division of rows that lie at tasks already. `rows`: their numbers, by task.
+def divide_partitions(rows: Sequence[int], least_rows: int = 1) -> RowDivision:
+    """Return the division of rows that lie at tasks already. `rows`: their numbers, by task; `least_rows`: of a block.
 
     Each task divides its own rows, so that the blocks depend on the tasks.
     """
-    return RowDivision(list(rows), [block_count(each) for each in rows], is_common=False)
+    return RowDivision(list(rows), [block_count(each, least_rows) for each in rows], is_common=False)

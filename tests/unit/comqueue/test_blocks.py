@@ -45,6 +45,33 @@ def test_a_sum_has_the_same_bits_for_any_number_of_tasks(count: int) -> None:
     assert all(found(tasks) == expected for tasks in (2, 3, 4, 5, 6, 7, 8, 9))
 
 
+@pytest.mark.parametrize("rows_per_block", [1, 13, 100, 1000])
+def test_the_caller_may_ask_for_larger_blocks(rows_per_block: int) -> None:
+    rows = rows_of(500)
+
+    def step(c: IterationStep) -> None:
+        c.state.sizes = [size for sizes in c.gather(c.map_blocks(len)) for size in sizes]
+        sum_step(c)
+
+    def found(tasks: int) -> tuple[list[int], list[bytes]]:
+        on = f"threads:{tasks}"
+        state = iterate(step, data=rows, state={}, max_iter=1, on=on, rows_per_block=rows_per_block).state
+        return state.sizes, bits_of(state.found)
+
+    sizes, bits = found(1)
+    assert min(sizes) >= min(rows_per_block, 500 // 64)
+    assert len(sizes) == {1: 64, 13: 38, 100: 5, 1000: 1}[rows_per_block]
+    assert all(found(tasks) == (sizes, bits) for tasks in (2, 3, 4, 7))
+
+
+@pytest.mark.parametrize("rows", [0, -1, 2.5])
+def test_the_rows_of_a_block_are_a_whole_number(rows: Any) -> None:
+    with pytest.raises(
+        UsageError, match=f"rows_per_block={rows} is invalid: expected a whole number above 0"
+    ):
+        iterate(sum_step, data=rows_of(9), state={}, max_iter=1, on="threads:1", rows_per_block=rows)
+
+
 @pytest.mark.parametrize("size", [1, 3000, 50_000])
 def test_a_function_may_fill_the_same_arrays_each_time(size: int) -> None:
     scales = 10.0 ** np.random.default_rng(size).integers(-8, 9, size)

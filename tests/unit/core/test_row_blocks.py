@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ronde.core.row_blocks import block_count, divide_partitions, divide_rows
 
 NUM_ROWS = st.integers(1, 300) | st.integers(1, 10**7)
+LEAST_ROWS = st.integers(1, 2000)
 NUM_TASKS = st.integers(1, 9) | st.integers(60, 70)
 
 
@@ -26,6 +27,24 @@ NUM_TASKS = st.integers(1, 9) | st.integers(60, 70)
 )
 def test_the_number_of_blocks(num_rows: int, expected: int) -> None:
     assert block_count(num_rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "least_rows", "expected"),
+    [(150, 1024, 1), (150, 64, 2), (64 * 100 - 1, 100, 63), (64 * 100, 100, 64), (10**7, 1024, 2048), (0, 9, 0)],
+)
+def test_few_rows_make_few_blocks_on_demand(num_rows: int, least_rows: int, expected: int) -> None:
+    assert block_count(num_rows, least_rows) == expected
+
+
+@given(NUM_ROWS, NUM_TASKS, LEAST_ROWS)
+def test_blocks_have_the_least_number_of_rows(num_rows: int, num_tasks: int, least_rows: int) -> None:
+    division = divide_rows(num_rows, num_tasks, least_rows)
+    sizes = [len(rows) for task in range(num_tasks) for rows in division.rows_of_blocks(task)]
+    assert sizes == [len(rows) for rows in divide_rows(num_rows, 1, least_rows).rows_of_blocks(0)]
+    assert sum(sizes) == num_rows
+    assert min(sizes) >= min(least_rows, num_rows)
+    assert max(sizes) <= 8192
 
 
 @given(NUM_ROWS, NUM_TASKS)
