@@ -43,7 +43,8 @@ def overflow_message(name: str, loss: float, step: float) -> str:
     """Return the text of the error for a loss that is not finite, although X and y are. `name`: of the estimator."""
     return (
         f"{name}: the loss is {loss} in step {step:.0f}, because numbers in X or y are so large that sums of their "
-        "squares overflow: divide them by their scale, for example with scikit-learn's StandardScaler"
+        "squares overflow, or so small that they vanish: divide them by their scale, for example with scikit-learn's "
+        "StandardScaler"
     )
 
 

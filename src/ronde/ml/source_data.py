@@ -6,7 +6,7 @@ and perhaps `y` and `sample_weight`: `read("clicks/", columns={"X": None, "y": "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ronde.ml.sparse_rows import is_sparse, without_duplicates
 from ronde.ml.tasks import place_of
 
 __all__ = [
+    "HeldRows",
     "MappedLocatedRows",
     "MappedRows",
     "RowSurvey",
@@ -76,6 +77,22 @@ class MappedRows:
 
     def _mapped(self, rows: Any) -> NamedArrays:
         return NamedArrays(self._function(vars(rows) if isinstance(rows, NamedArrays) else {"X": rows}))
+
+
+class HeldRows:
+    """A source of rows in the memory of this process. Tasks that are its threads share them, and must not change them.
+
+    Args:
+        parts: Arrays or sparse matrices by name.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parts = parts
+        self.num_rows = int(next(iter(parts.values())).shape[0])
+
+    def load(self, begin: int, end: int) -> NamedArrays:
+        """Return rows with the parts as attributes. Arrays are views."""
+        return NamedArrays({name: part[begin:end] for name, part in self._parts.items()})
 
 
 class SparseRows(MappedRows):

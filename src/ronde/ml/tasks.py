@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ronde.comm.world import has_joined
+from ronde.comqueue import IterationStep, iterate
 from ronde.comqueue.functions import name_of
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
     from ronde.launch.clusters.base import Cluster
+    from ronde.ml.training_data import TrainingData
 
-__all__ = ["SingleThreadedStep", "one_blas_thread", "place_of"]
+__all__ = ["SingleThreadedStep", "iterate_fit", "one_blas_thread", "place_of"]
 
 WORK_OF_A_TASK = 1 << 18  # numbers: with fewer, starting another thread costs more than it saves
 
@@ -99,3 +102,25 @@ class SingleThreadedStep:
     def __call__(self, c: Any) -> None:
         with one_blas_thread():
             self._step(c)
+
+
+def iterate_fit(
+    step: Callable[[IterationStep], None],
+    data: TrainingData,
+    state: Mapping[str, Any],
+    max_iter: int,
+    on: str | Cluster | None,
+) -> SimpleNamespace:
+    """Return the state after the last step of an iteration over the rows of a fit. `on`: of the estimator.
+
+    Raises RondeError as `iterate` does.
+    """
+    place = place_of(on, data.size)
+    return iterate(
+        SingleThreadedStep(step),
+        data=data.rows_at(place),
+        state=state,
+        max_iter=max_iter,
+        on=place,
+        rows_per_block=data.rows_per_block,
+    ).state

@@ -16,13 +16,16 @@ from ronde.light_dataclasses import dataclass, replace
 from ronde.ml.class_weights import ClassWeights, weights_by_class
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows
-from ronde.ml.source_data import checked_parts, mapped_rows, survey
+from ronde.ml.source_data import HeldRows, checked_parts, mapped_rows, survey
 from ronde.ml.sparse_rows import is_sparse, without_duplicates
 
 __all__ = ["FLOATS", "TrainingData", "training_data"]
 
 FLOATS = (np.float64, np.float32)
 NO_TARGET = object()
+
+NUMBERS_OF_BLOCK = 1 << 16  # of X: for fewer, the calls of functions would take longer than their work
+MOST_LEAST_ROWS = 1024  # a block of more rows need not have as many numbers
 
 Parts = dict[str, Any]
 
@@ -52,7 +55,18 @@ class TrainingData:
     @property
     def size(self) -> int:
         """How many numbers a step reads, for `place_of`."""
-        return self.num_rows * self.num_features
+        X = self.rows["X"] if isinstance(self.rows, Mapping) else None
+        return int(X.nnz) if is_sparse(X) else self.num_rows * self.num_features
+
+    @property
+    def rows_per_block(self) -> int:
+        """How many rows a row block has at least, for `iterate`. It does not depend on the tasks."""
+        return max(1, min(MOST_LEAST_ROWS, NUMBERS_OF_BLOCK * self.num_rows // max(1, self.size)))
+
+    def rows_at(self, place: Any) -> Any:
+        """Return `data` of `iterate` for tasks at a place. Threads of this process share the rows."""
+        is_shared = isinstance(self.rows, Mapping) and isinstance(place, str) and place.startswith("threads")
+        return HeldRows(self.rows) if is_shared else self.rows
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -67,6 +81,11 @@ class TrainingData:
         weights = self.rows.get("sample_weight")
         metadata = None if weights is None else {"sample_weight": weights}
         return {"X": self.rows["X"], "y": self.rows.get("y"), "metadata": metadata}
+
+    def require_weight(self) -> None:
+        """Raise ValueError if no row has a weight."""
+        if not self.total_weight > 0:
+            raise ValueError(f"the weights of all rows add up to {self.total_weight}: expected a sum above 0")
 
     def mapped(self, function: Callable[[Parts], Parts]) -> TrainingData:
         """Return the data with other parts. `function`: gets and returns parts of some rows; it travels to tasks."""

@@ -34,6 +34,12 @@ MODELS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divide the few rows here into blocks as many rows would be."""
+    monkeypatch.setattr("ronde.ml.training_data.NUMBERS_OF_BLOCK", 50)
+
+
 def bits(model: Any, rows: Any, y: Any, on: str) -> bytes:
     model.set_params(on=on).fit(rows, y, sample_weight=WEIGHTS)
     return bytes(model.coef_.tobytes() + np.asarray(model.intercept_).tobytes())

@@ -6,23 +6,23 @@ stay sparse, and a fit takes as many steps as if the columns were of one scale a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue import IterationStep, iterate
+from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass
-from ronde.ml.optimizers.linear_objective import row_chunks
-from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.base import overflow_message
+from ronde.ml.linear.column_moments import ColumnMoments, column_moments
+from ronde.ml.tasks import iterate_fit
 from ronde.ml.training_data import TrainingData
 
-__all__ = ["ColumnScaling", "column_scaling", "no_scaling"]
+__all__ = ["ColumnScaling", "column_scaling", "moments_of", "no_scaling"]
 
 Array = NDArray[Any]
-
-CONSTANT = 1e-12  # relative to the mean square: less variance may be rounding errors
 
 
 @dataclass(frozen=True)
@@ -60,31 +60,34 @@ def no_scaling(num_features: int) -> ColumnScaling:
     return ColumnScaling(np.zeros(num_features), np.ones(num_features))
 
 
-def column_scaling(data: TrainingData, fit_intercept: bool, on: Any) -> ColumnScaling:
-    """Read all rows once; return means and standard deviations of the columns of X.
+def column_scaling(model: Any, data: TrainingData) -> ColumnScaling:
+    """Return means and standard deviations of the columns of X. Constant columns have the scale 1.
 
-    Without an intercept, nothing could make up for the means: they are 0, and the scales are root mean squares.
-    Constant columns have the scale 1. Raises RemoteError.
+    Without an intercept, nothing could make up for the means: they are 0, and the scales are root mean squares. `model`
+    and errors: as of `moments_of`.
     """
-    place = place_of(None if isinstance(data.rows, Mapping) else on, data.size)
-    step = SingleThreadedStep(_moments_step)
-    sums = iterate(step, data=data.rows, state={"sums": None}, max_iter=1, on=place).state.sums
-    mean_squares = sums["squares"] / sums["weight"]
-    means = sums["columns"] / sums["weight"] if fit_intercept else np.zeros_like(mean_squares)
-    variances = mean_squares - means * means
-    return ColumnScaling(means, np.sqrt(np.where(variances > CONSTANT * mean_squares, variances, 1.0)))
+    moments = moments_of(model, data)
+    return ColumnScaling(moments.means, moments.scales)
 
 
-def _moments_step(c: IterationStep) -> None:
-    c.state.sums = c.sum_blocks(_moments)
+def moments_of(model: Any, data: TrainingData) -> ColumnMoments:
+    """Read all rows once; return the moments of the columns. `model`: the estimator.
+
+    Raises ValueError if squares overflow or vanish, or no row has a weight, and RemoteError.
+    """
+    data.require_weight()
+    step = _MomentsStep(model.fit_intercept, data.dtype)
+    on = None if isinstance(data.rows, Mapping) else model.on
+    moments: ColumnMoments = iterate_fit(step, data, {"moments": None}, 1, on).moments
+    if not moments.are_in_range:
+        raise ValueError(overflow_message(type(model).__name__, math.inf, 1))
+    return moments
 
 
-def _moments(block: Any) -> dict[str, Any]:
-    columns, squares, weight = np.zeros(block.X.shape[1]), np.zeros(block.X.shape[1]), 0.0
-    for chunk in row_chunks(block):
-        weights = chunk.weighted(np.ones(chunk.X.shape[0]))
-        X = chunk.X.astype(np.float64, copy=False)
-        columns += X.T @ weights
-        squares += (X * X).T @ weights if isinstance(X, np.ndarray) else X.power(2).T @ weights
-        weight += float(weights.sum())
-    return {"columns": columns, "squares": squares, "weight": weight}
+@dataclass(frozen=True)
+class _MomentsStep:
+    fit_intercept: bool
+    dtype: np.dtype[Any]
+
+    def __call__(self, c: IterationStep) -> None:
+        c.state.moments = column_moments(c, self.fit_intercept, self.dtype)

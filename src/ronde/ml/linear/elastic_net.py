@@ -104,7 +104,7 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
             self, X, y, sample_weight, accept_sparse="csr", y_numeric=True, multi_output=True
         )
         outputs, data = data.outputs, data.mapped(float_targets)
-        scaling = column_scaling(data, self.fit_intercept, self.on)
+        scaling = column_scaling(self, data)
         penalized = LinearObjective(
             SquaredLoss(),
             l1=self.alpha * self.l1_ratio,

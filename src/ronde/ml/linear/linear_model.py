@@ -80,23 +80,29 @@ class LinearModel(DistributedEstimator):
         progress: Progress,
         attributes_of: Callable[[Array], Mapping[str, Any]],
         warns: bool = True,
+        loss_factor: float = 1.0,
     ) -> OptimizerResult:
         """Run an optimizer where the user wants it; warn if it has not converged, unless `warns` is False.
 
-        `attributes_of`: returns the fitted attributes for weights, for callbacks.
+        `attributes_of`: returns the fitted attributes for weights, for callbacks. `loss_factor`: of the losses in the
+        records, so that they have the user's units.
         """
         if isinstance(optimizer, DescentOptimizer) and data.dtype == np.float32:
             optimizer.precision = FLOAT32_PRECISION
+        place = place_of(self.on, data.size)
         try:
             result = optimizer.minimize(
                 objective,
-                data.rows,
+                data.rows_at(place),
                 start,
-                on=place_of(self.on, data.size),
-                report=FitReport(progress, attributes_of),
+                on=place,
+                rows_per_block=data.rows_per_block,
+                report=FitReport(progress, attributes_of, loss_factor),
             )
         except FloatingPointError as error:
             raise ValueError(overflow_message(type(self).__name__, math.inf, 1)) from error
+        for record in result.history:
+            record["loss"] *= loss_factor
         if warns and not result.converged and result.reason != "report":
             warnings.warn(
                 f"{type(self).__name__} has not converged in {result.n_iter} steps ({result.reason}): raise max_iter "
@@ -159,19 +165,28 @@ class LinearClassifier(ClassifierMixin, LinearModel):
 
 
 class FitReport:
-    """Tells the progress of a fit the weights as attributes of the estimator. Travels to the tasks."""
+    """Tells the progress of a fit the weights as attributes of the estimator. Travels to the tasks.
 
-    def __init__(self, progress: Progress, attributes_of: Callable[[Array], Mapping[str, Any]]) -> None:
-        self._progress, self._attributes_of = progress, attributes_of
+    `loss_factor`: of the losses in the records.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        attributes_of: Callable[[Array], Mapping[str, Any]],
+        loss_factor: float = 1.0,
+    ) -> None:
+        self._progress, self._attributes_of, self._loss_factor = progress, attributes_of, loss_factor
 
     def __deepcopy__(self, memo: object) -> FitReport:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FitReport, (self._progress, dict)
+        return FitReport, (self._progress, dict, self._loss_factor)
 
     def __call__(self, record: Mapping[str, Any], w: Array) -> bool:
-        return self._progress(record, lambda: self._attributes_of(w))
+        in_units = {**record, "loss": record["loss"] * self._loss_factor}
+        return self._progress(in_units, lambda: self._attributes_of(w))
 
 
 def float_targets(parts: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from ronde.comqueue import iterate
 from ronde.light_dataclasses import replace
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.batch_perceptron import PerceptronSearch, PerceptronStep
@@ -20,7 +19,7 @@ from ronde.ml.linear.class_targets import with_class_numbers
 from ronde.ml.linear.column_scaling import ColumnScaling, column_scaling, no_scaling
 from ronde.ml.linear.linear_model import FitReport, LinearClassifier, split_weights
 from ronde.ml.progress import Progress
-from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.tasks import iterate_fit
 from ronde.ml.training_data import TrainingData, training_data
 
 __all__ = ["Perceptron"]
@@ -102,7 +101,7 @@ class Perceptron(LinearClassifier):
         """
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
         data, classes = with_class_numbers(data, self.class_weight)
-        scaling = column_scaling(data, self.fit_intercept, self.on)
+        scaling = column_scaling(self, data)
         search, progress = self._search(data, classes, scaling, self.max_iter, is_new=not self.warm_start)
         self._set(self._attributes(classes, scaling.for_rows(search.best), data.dtype))
         self._end_fit(progress, search.history)
@@ -158,8 +157,7 @@ class Perceptron(LinearClassifier):
         self, data: TrainingData, classes: Array, scaling: ColumnScaling, max_iter: int, is_new: bool
     ) -> tuple[PerceptronSearch, Progress]:
         """Take steps; set `n_iter_`. `is_new`: whether to start from 0."""
-        if not data.total_weight > 0:
-            raise ValueError(f"the weights of all rows add up to {data.total_weight}: expected a sum above 0")
+        data.require_weight()
         numbers = np.array([1]) if len(classes) == 2 else np.arange(len(classes))
         w = np.zeros((len(numbers), data.num_features + self.fit_intercept))
         if not is_new and hasattr(self, "coef_"):
@@ -171,13 +169,8 @@ class Perceptron(LinearClassifier):
         step = PerceptronStep(
             numbers, self.fit_intercept, scaling, data.total_weight, self.n_iter_no_change, report
         )
-        search: PerceptronSearch = iterate(
-            SingleThreadedStep(step),
-            data=data.rows,
-            state={"search": PerceptronSearch.from_weights(scaling.for_columns(w))},
-            max_iter=max_iter,
-            on=place_of(self.on, data.size),
-        ).state.search
+        start = {"search": PerceptronSearch.from_weights(scaling.for_columns(w))}
+        search: PerceptronSearch = iterate_fit(step, data, start, max_iter, self.on).search
         self.n_iter_ = len(search.history)
         return search, progress
 

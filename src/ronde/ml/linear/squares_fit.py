@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue import IterationStep, iterate
-from ronde.ml.linear.column_scaling import ColumnScaling, no_scaling
-from ronde.ml.linear.least_squares import least_squares, row_means
+from ronde.ml.linear.column_scaling import ColumnScaling, moments_of
+from ronde.ml.linear.least_squares import least_squares
 from ronde.ml.linear.linear_model import (
     FitReport,
     LinearModel,
@@ -19,11 +18,11 @@ from ronde.ml.linear.linear_model import (
     weights_of_zeros,
 )
 from ronde.ml.linear.standardized_objective import StandardizedObjective
+from ronde.ml.linear.target_scaling import target_scaling
 from ronde.ml.losses import SquaredLoss
 from ronde.ml.optimizers import LBFGS, LinearObjective
 from ronde.ml.optimizers.optimizer import Record
 from ronde.ml.progress import Progress
-from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData, training_data
 
 __all__ = ["fit_squares"]
@@ -44,6 +43,7 @@ def fit_squares(
     data = training_data(model, X, y, sample_weight, accept_sparse="csr", y_numeric=True, multi_output=True)
     outputs, fit_intercept = data.outputs, model.fit_intercept
     data = data.mapped(float_targets)
+    data.require_weight()
 
     def attributes_of(w: Array) -> Mapping[str, Any]:
         return regression_weights(w, fit_intercept, data.dtype, outputs, keeps_column)
@@ -73,35 +73,27 @@ def _descend(
     It starts from coefficients of 0, and all its steps are sums of centered rows. So if several solutions exist, it
     finds the one with the least sum of squared coefficients, as scikit-learn does.
     """
-    scaling, start = _centering(data, model.fit_intercept, model.on)
-    penalized = LinearObjective(
-        SquaredLoss(), l2=alpha / (2 * data.total_weight), fit_intercept=model.fit_intercept
-    )
+    moments, fit_intercept = moments_of(model, data), model.fit_intercept
+    # With one divisor for all columns, the sum of squared coefficients has the same least solution.
+    divisor = float(np.sqrt(moments.variances.max(initial=0.0))) or 1.0
+    columns = ColumnScaling(moments.means, np.full(data.num_features, divisor))
+    targets = target_scaling(moments)
+
+    def weights_for_rows(w: Array) -> Array:
+        return targets.for_targets(columns.for_rows(w), fit_intercept)
+
     result = model._minimize(
         LBFGS(model.max_iter or MOST_STEPS, model.tol),
-        StandardizedObjective(penalized, scaling),
-        data,
-        start,
+        StandardizedObjective(
+            LinearObjective(
+                SquaredLoss(), l2=alpha / (2 * data.total_weight), fit_intercept=model.fit_intercept
+            ),
+            columns,
+        ),
+        data.mapped(targets),
+        weights_of_zeros(data.outputs, data.num_features + fit_intercept),
         progress,
-        lambda w: attributes_of(scaling.for_rows(w)),
+        lambda w: attributes_of(weights_for_rows(w)),
+        loss_factor=targets.scale**2,
     )
-    return scaling.for_rows(result.w), result.history
-
-
-def _centering(data: TrainingData, fit_intercept: bool, on: Any) -> tuple[ColumnScaling, Array]:
-    """Return what centers the columns of X, and the first weights: 0, and for the intercept the mean of y.
-
-    With centered columns this mean is the best intercept for any coefficients, so that it does not change.
-    """
-    start = weights_of_zeros(data.outputs, data.num_features + fit_intercept)
-    if not fit_intercept:
-        return no_scaling(data.num_features), start
-    place = place_of(None if isinstance(data.rows, Mapping) else on, data.size)
-    step = SingleThreadedStep(_means_step)
-    means = iterate(step, data=data.rows, state={"means": None}, max_iter=1, on=place).state.means
-    start[..., -1] = means.y.reshape(start.shape[:-1])
-    return ColumnScaling(means.X, np.ones(data.num_features)), start
-
-
-def _means_step(c: IterationStep) -> None:
-    c.state.means = row_means(c, True)
+    return weights_for_rows(result.w), result.history

@@ -138,6 +138,7 @@ class Optimizer(ABC):
         report: Callable[[Record, Array], Any] | None = None,
         checkpoint_every: int | None = None,
         checkpoint_folder: str | None = None,
+        rows_per_block: int = 1,
     ) -> OptimizerResult:
         """Return the weights at which the objective is least. The result has the same bits for any number of tasks.
 
@@ -150,6 +151,7 @@ class Optimizer(ABC):
                 iteration by returning True.
             checkpoint_every: As of `iterate`.
             checkpoint_folder: As of `iterate`.
+            rows_per_block: As of `iterate`.
 
         Raises:
             FloatingPointError: The loss is no finite number at the start, or has become so.
@@ -167,6 +169,7 @@ class Optimizer(ABC):
                 on=on,
                 checkpoint_every=checkpoint_every,
                 checkpoint_folder=checkpoint_folder,
+                rows_per_block=rows_per_block,
             )
         return self._result(ended.state.search)
 

@@ -1,0 +1,181 @@
+"""Means and variances of the columns of X and y, and the one rule by which a column of X is constant.
+
+Deviations are summed from a point near the mean, the mean of the first rows, so that a large mean costs no digits. A
+column is constant if its deviations are rounding errors: if its standard deviation is at most `ROUNDING` units in the
+last place of its mean. No fit divides by such a deviation, and the coefficient of the column is 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde.comqueue import IterationStep
+from ronde.light_dataclasses import dataclass
+from ronde.ml.sparse_rows import is_sparse
+
+__all__ = ["CHUNK", "ColumnMoments", "column_moments", "rows_and_weights"]
+
+Array = NDArray[Any]
+
+ROUNDING = 4  # units in the last place
+CHUNK = 1 << 17  # numbers of X whose deviations are formed at a time
+LEAST_SQUARES = 1e-290  # sums of squares below have lost digits
+
+
+@dataclass(frozen=True)
+class ColumnMoments:
+    """Weighted moments of the columns; without an intercept, about 0 instead of the means, which are then 0.
+
+    Attributes:
+        weight: The sum of the weights of all rows.
+        means: Of the columns of X.
+        variances: Of the columns of X; 0 for constant ones.
+        target_means: Of the columns of y.
+        target_variances: Of the columns of y.
+        products: The mean products of deviations, shape (outputs, features): a gradient, but for its sign.
+        are_in_range: Whether the sums of squares have neither overflowed nor vanished. Otherwise nothing else counts.
+    """
+
+    weight: float
+    means: Array
+    variances: Array
+    target_means: Array
+    target_variances: Array
+    products: Array
+    are_in_range: bool
+
+    @property
+    def scales(self) -> Array:
+        """The standard deviations of the columns of X; 1 for constant ones."""
+        return _scales(self.variances)
+
+    @property
+    def target_scales(self) -> Array:
+        """The standard deviations of the columns of y; 1 for constant ones."""
+        return _scales(self.target_variances)
+
+
+def _scales(variances: Array) -> Array:
+    return np.sqrt(np.where(variances > 0, variances, 1.0))
+
+
+def column_moments(c: IterationStep, fit_intercept: bool, dtype: np.dtype[Any]) -> ColumnMoments:
+    """Return the moments of all rows, of which some have weights. All tasks call it. `dtype`: of X."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        x_shift, y_shift = _first_means(c, fit_intercept)
+        sums = c.sum_blocks(lambda block: _sums(block, x_shift, y_shift))
+        weight = float(sums["weight"])
+        means, target_means = sums["X"] / weight, sums["y"] / weight
+        variances, target_variances = sums["XX"] / weight, sums["yy"] / weight
+        products = sums["yX"] / weight
+        squares = float(variances.sum() + target_variances.sum())
+        if fit_intercept:
+            variances = variances - means * means
+            target_variances = target_variances - target_means * target_means
+            products = products - np.outer(target_means, means)
+            means, target_means = means + x_shift, target_means + y_shift
+            target_variances = _without_rounding(target_variances, target_means, target_means.dtype)
+            variances = _without_rounding(variances, means, dtype)
+        else:
+            means, target_means = np.zeros_like(means), np.zeros_like(target_means)
+        products = np.where(variances > 0, products, 0.0)
+    in_range = bool(np.isfinite(squares) and not sums["vanished"])
+    return ColumnMoments(weight, means, variances, target_means, target_variances, products, in_range)
+
+
+def _without_rounding(variances: Array, means: Array, dtype: np.dtype[Any]) -> Array:
+    limits = np.square(ROUNDING * np.finfo(dtype).eps * means)
+    return np.where(variances > limits, variances, 0.0)
+
+
+def rows_and_weights(block: Any) -> tuple[Any, Array, Array]:
+    """Return X, y of shape (rows, outputs), and the weights."""
+    y = block.y.reshape(len(block.y), -1)
+    weights = getattr(block, "sample_weight", None)
+    return block.X, y, np.ones(len(y)) if weights is None else np.asarray(weights, np.float64)
+
+
+def _first_means(c: IterationStep, fit_intercept: bool) -> tuple[Array, Array]:
+    """Return means of the columns of X and y over the first block with any weight. Sparse columns have 0."""
+    mine = next((means for block in c.blocks if (means := _means(block, fit_intercept)) is not None), None)
+    first: tuple[Array, Array] = next(means for means in c.gather(mine) if means is not None)
+    return first
+
+
+def _means(block: Any, fit_intercept: bool) -> tuple[Array, Array] | None:
+    X, y, weights = rows_and_weights(block)
+    total = weights.sum()
+    if not total > 0:
+        return None
+    if not fit_intercept:
+        return np.zeros(X.shape[1]), np.zeros(y.shape[1])
+    means = np.asarray(X.T @ weights, np.float64) / total
+    if is_sparse(X):  # other columns have zeros, which must not become deviations
+        means = np.where(_is_full(X), means, 0.0)
+    return means, y.T @ weights / total
+
+
+def _is_full(X: Any) -> Array:
+    """Return which columns of a sparse matrix have a stored number in each row."""
+    return np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0]
+
+
+def _sums(block: Any, x_shift: Array, y_shift: Array) -> dict[str, Any]:
+    X, y, weights = rows_and_weights(block)
+    y = y - y_shift
+    weighted = y * weights[:, None]
+    sums = _sparse_sums if is_sparse(X) else _dense_sums
+    deviations, squares, vanished, products = sums(X, weights, weighted, x_shift)
+    target_squares = (y * weighted).sum(axis=0)
+    small = target_squares < LEAST_SQUARES
+    vanished += np.count_nonzero(weighted[:, small])
+    return {
+        "weight": weights.sum(),
+        "X": deviations,
+        "XX": squares,
+        "y": weighted.sum(axis=0),
+        "yy": target_squares,
+        "yX": products,
+        "vanished": vanished,
+    }
+
+
+def _dense_sums(X: Array, weights: Array, targets: Array, shift: Array) -> tuple[Array, Array, int, Array]:
+    features = X.shape[1]
+    sums, squares, vanished = np.zeros(features), np.zeros(features), 0
+    products = np.zeros((targets.shape[1], features))
+    size = max(1, CHUNK // features)
+    for begin in range(0, len(X), size):
+        part = slice(begin, begin + size)
+        rows = X[part] - shift
+        sums += weights[part] @ rows
+        products += targets[part].T @ rows
+        rows *= rows
+        of_part = weights[part] @ rows
+        squares += of_part
+        if (small := of_part < LEAST_SQUARES).any():
+            vanished += np.count_nonzero((X[part][:, small] - shift[small])[weights[part] > 0])
+    return sums, squares, vanished, products
+
+
+def _sparse_sums(X: Any, weights: Array, targets: Array, shift: Array) -> tuple[Array, Array, int, Array]:
+    """Sum the stored numbers, and add what the zeros would have added."""
+    features, columns = X.shape[1], X.indices.astype(np.intp, copy=False)
+    values = X.data.astype(np.float64, copy=False)
+    of_values = np.repeat(weights, np.diff(X.indptr))
+    if shift.any():
+        values = values - shift[columns]
+        of_columns = np.bincount(columns, of_values, features)
+        of_zeros = np.where(_is_full(X), 0.0, weights.sum() - of_columns)
+    else:
+        of_zeros = np.zeros(features)
+    weighted = values * of_values
+    squares = np.bincount(columns, weighted * values, features)
+    small = squares < LEAST_SQUARES
+    vanished = np.count_nonzero(weighted[small[columns]]) if small.any() else 0
+    sums = np.bincount(columns, weighted, features) - of_zeros * shift
+    products = (X.T @ targets).T - targets.sum(axis=0)[:, None] * shift
+    return sums, squares + of_zeros * shift * shift, vanished, np.asarray(products)
