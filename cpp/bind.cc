@@ -346,6 +346,7 @@ NB_MODULE(_native, module) {
   ronde::bind_ready_arrays(communicator);
   ronde::bind_centers(module);
   ronde::bind_connections(module);
+  ronde::bind_coordinate_descent(module);
   ronde::bind_store(module);
   ronde::bind_store_server(module);
   ronde::bind_store_session(module);

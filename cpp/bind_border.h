@@ -17,6 +17,7 @@ namespace ronde {
 
 void bind_centers(nb::module_& module);
 void bind_connections(nb::module_& module);
+void bind_coordinate_descent(nb::module_& module);
 void bind_engine(nb::module_& module);
 void bind_stalls(nb::module_& module);
 void bind_store(nb::module_& module);

@@ -20,7 +20,7 @@ from ronde.ml.linear.column_moments import ColumnMoments, column_moments
 from ronde.ml.tasks import iterate_fit
 from ronde.ml.training_data import TrainingData
 
-__all__ = ["ColumnScaling", "column_scaling", "moments_of", "no_scaling"]
+__all__ = ["ColumnScaling", "column_scaling", "in_range", "moments_of", "no_scaling"]
 
 Array = NDArray[Any]
 
@@ -79,6 +79,12 @@ def moments_of(model: Any, data: TrainingData) -> ColumnMoments:
     step = _MomentsStep(model.fit_intercept, data.dtype)
     on = None if isinstance(data.rows, Mapping) else model.on
     moments: ColumnMoments = iterate_fit(step, data, {"moments": None}, 1, on).moments
+    return in_range(model, moments)
+
+
+def in_range(model: Any, moments: ColumnMoments | None) -> ColumnMoments:
+    """Return the moments. Raises ValueError if squares overflow or vanish."""
+    assert moments is not None
     if not moments.are_in_range:
         raise ValueError(overflow_message(type(model).__name__, math.inf, 1))
     return moments

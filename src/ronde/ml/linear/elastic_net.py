@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -13,17 +13,24 @@ from sklearn.base import MultiOutputMixin
 from sklearn.utils._param_validation import Interval
 
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.linear.column_scaling import column_scaling
+from ronde.ml.linear.column_moments import ColumnMoments
+from ronde.ml.linear.column_scaling import ColumnScaling, in_range
 from ronde.ml.linear.linear_model import (
+    FitReport,
     LinearRegressor,
     float_targets,
     regression_weights,
     weights_of_zeros,
 )
+from ronde.ml.linear.penalized_squares import TOO_MANY_COLUMNS, CoordinateSearch, CoordinateStep
 from ronde.ml.linear.standardized_objective import StandardizedObjective
+from ronde.ml.linear.target_scaling import target_scaling
 from ronde.ml.losses import SquaredLoss
 from ronde.ml.optimizers import OWLQN, LinearObjective
-from ronde.ml.training_data import training_data
+from ronde.ml.optimizers.optimizer import Record
+from ronde.ml.progress import Progress
+from ronde.ml.tasks import iterate_fit
+from ronde.ml.training_data import TrainingData, training_data
 
 __all__ = ["ElasticNet"]
 
@@ -104,28 +111,30 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
             self, X, y, sample_weight, accept_sparse="csr", y_numeric=True, multi_output=True
         )
         outputs, data = data.outputs, data.mapped(float_targets)
-        scaling = column_scaling(self, data)
-        penalized = LinearObjective(
-            SquaredLoss(),
-            l1=self.alpha * self.l1_ratio,
-            l2=self.alpha * (1 - self.l1_ratio) / 2,
-            fit_intercept=self.fit_intercept,
-        )
+        data.require_weight()
+        start = self._start(data.num_features, outputs)
 
         def attributes_of(w: Array) -> Mapping[str, Any]:
-            return regression_weights(scaling.for_rows(w), self.fit_intercept, data.dtype, outputs)
+            return regression_weights(
+                w if self.fit_intercept else w[..., :-1], self.fit_intercept, data.dtype, outputs
+            )
 
         progress = self._progress(self.max_iter, data.for_callbacks)
-        result = self._minimize(
-            OWLQN(self.max_iter, self.tol),
-            StandardizedObjective(penalized, scaling),
-            data,
-            scaling.for_columns(self._start(data.num_features, outputs)),
-            progress,
-            attributes_of,
+        l1, l2 = self.alpha * self.l1_ratio, self.alpha * (1 - self.l1_ratio) / 2
+        step = CoordinateStep(
+            l1, l2, self.fit_intercept, self.tol, data.dtype, FitReport(progress, attributes_of)
         )
-        self._set({**attributes_of(result.w), "n_iter_": max(1, result.n_iter)})
-        self._end_fit(progress, result.history)
+        search: CoordinateSearch = iterate_fit(
+            step, data, {"search": CoordinateSearch(start)}, self.max_iter, self.on
+        ).search
+        moments = in_range(self, search.moments)
+        weights, history = search.coefficients(), search.history
+        if search.reason == TOO_MANY_COLUMNS:
+            weights, history = self._descend(data, moments, weights, l1, l2, progress, attributes_of)
+        else:
+            self._warn_unless_converged(search.reason, len(history), self.max_iter, self.tol)
+        self._set({**attributes_of(weights), "n_iter_": max(1, len(history))})
+        self._end_fit(progress, history)
         return self
 
     @property
@@ -133,13 +142,47 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
         """`coef_` as a sparse matrix of SciPy, shape (1, features) or (outputs, features). Raises nothing."""
         return csr_matrix(self.coef_)
 
+    def _descend(
+        self,
+        data: TrainingData,
+        moments: ColumnMoments,
+        start: Array,
+        l1: float,
+        l2: float,
+        progress: Progress,
+        attributes_of: Callable[[Array], Mapping[str, Any]],
+    ) -> tuple[Array, list[Record]]:
+        """Return the weights that OWL-QN finds, for any number of columns, and the records of its steps."""
+        columns, targets = ColumnScaling(moments.means, moments.scales), target_scaling(moments)
+        objective = LinearObjective(
+            SquaredLoss(), l1=l1 / targets.scale, l2=l2, fit_intercept=self.fit_intercept
+        )
+
+        def weights_for_rows(w: Array) -> Array:
+            w = targets.for_targets(columns.for_rows(w), self.fit_intercept)
+            return w if self.fit_intercept else np.append(w, np.zeros((*w.shape[:-1], 1)), axis=-1)
+
+        start = start if self.fit_intercept else start[:, :-1]
+        result = self._minimize(
+            OWLQN(self.max_iter, self.tol),
+            StandardizedObjective(objective, columns),
+            data.mapped(targets),
+            columns.for_columns(targets.for_standardized(start, self.fit_intercept)).reshape(
+                weights_of_zeros(data.outputs, data.num_features + self.fit_intercept).shape
+            ),
+            progress,
+            lambda w: attributes_of(weights_for_rows(w)),
+            loss_factor=targets.scale**2,
+        )
+        return weights_for_rows(result.w), result.history
+
     def _start(self, num_features: int, outputs: tuple[int, ...]) -> Array:
-        """Return the weights of the first step. Raises ValueError if those of an earlier fit have another shape."""
-        start = weights_of_zeros(outputs, num_features + self.fit_intercept)
+        """Return the first coefficients, shape (outputs, features).
+
+        Raises ValueError if those of an earlier fit have another shape.
+        """
+        coef = weights_of_zeros(outputs, num_features)
         if self.warm_start and hasattr(self, "coef_"):
-            coef = start[..., :num_features]
             self._check_warm_start(coef.shape, "outputs")
             coef[:] = self.coef_
-            if self.fit_intercept:
-                start[..., num_features] = np.ravel(self.intercept_)  # one number if there were no intercepts
-        return start
+        return np.atleast_2d(coef)

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ronde.ml.base import DistributedEstimator, overflow_message
 from ronde.ml.optimizers import Objective, Optimizer, OptimizerResult
 from ronde.ml.optimizers.descent import DescentOptimizer
+from ronde.ml.optimizers.optimizer import MAX_ITER
 from ronde.ml.progress import Progress
 from ronde.ml.row_arguments import check_in_memory
 from ronde.ml.tasks import place_of
@@ -79,10 +80,9 @@ class LinearModel(DistributedEstimator):
         start: Array,
         progress: Progress,
         attributes_of: Callable[[Array], Mapping[str, Any]],
-        warns: bool = True,
         loss_factor: float = 1.0,
     ) -> OptimizerResult:
-        """Run an optimizer where the user wants it; warn if it has not converged, unless `warns` is False.
+        """Run an optimizer where the user wants it; warn if it has not converged.
 
         `attributes_of`: returns the fitted attributes for weights, for callbacks. `loss_factor`: of the losses in the
         records, so that they have the user's units.
@@ -103,14 +103,18 @@ class LinearModel(DistributedEstimator):
             raise ValueError(overflow_message(type(self).__name__, math.inf, 1)) from error
         for record in result.history:
             record["loss"] *= loss_factor
-        if warns and not result.converged and result.reason != "report":
-            warnings.warn(
-                f"{type(self).__name__} has not converged in {result.n_iter} steps ({result.reason}): raise max_iter "
-                f"({optimizer.max_iter}) or tol ({optimizer.tol:g}), or scale the columns of X alike",
-                ConvergenceWarning,
-                stacklevel=5,
-            )
+        self._warn_unless_converged(result.reason, result.n_iter, optimizer.max_iter, optimizer.tol)
         return result
+
+    def _warn_unless_converged(self, reason: str | None, n_iter: int, max_iter: int, tol: float) -> None:
+        """Warn of a fit that has ended for another reason. `reason`: as of `OptimizerResult`; None: "max_iter"."""
+        if reason not in ("gradient", "loss", "precision", "report"):
+            warnings.warn(
+                f"{type(self).__name__} has not converged in {n_iter} steps ({reason or MAX_ITER}): raise max_iter "
+                f"({max_iter}) or tol ({tol:g}), or scale the columns of X alike",
+                ConvergenceWarning,
+                stacklevel=6,
+            )
 
 
 class LinearRegressor(RegressorMixin, LinearModel):

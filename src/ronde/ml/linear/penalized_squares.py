@@ -1,0 +1,285 @@
+"""Least squares with a penalty on absolute values, by coordinate descent on few columns.
+
+The columns with a coefficient other than 0, and those where the gradient exceeds the penalty, are the *working set*.
+Its matrix of second moments, summed over the rows of all tasks, and the gradient at the present coefficients are all
+that coordinate descent needs: it never reads rows. A step
+
+1. adds the columns with the largest excess to the working set, at most as many as it has, and sums their moments;
+2. minimizes over the working set by coordinate descent, in native code;
+3. sums loss and gradient at the new coefficients, for all columns. The next step starts from this gradient, so rounding
+   errors of the matrix do not stay.
+
+The fit ends when no column violates the conditions of the minimum, as in R. Tibshirani and others, Strong rules for
+discarding predictors in lasso-type problems, J. R. Stat. Soc. B 74 (2012), section 7. Coordinate descent on moments is
+from J. Friedman, T. Hastie and R. Tibshirani, Regularization paths for generalized linear models via coordinate
+descent, J. Stat. Softw. 33 (2010), section 2.2.
+
+All of it is in terms of columns and targets with variance 1, so neither units of X nor of y matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde._native import descend_coordinates
+from ronde.comqueue import IterationStep
+from ronde.light_dataclasses import dataclass, field
+from ronde.ml.linear.column_moments import CHUNK, ColumnMoments, column_moments, rows_and_weights
+from ronde.ml.optimizers.optimizer import Record
+from ronde.ml.optimizers.orthant import pseudo_gradient
+from ronde.ml.sparse_rows import is_sparse
+
+__all__ = ["TOO_MANY_COLUMNS", "CoordinateSearch", "CoordinateStep"]
+
+Array = NDArray[Any]
+
+TOO_MANY_COLUMNS = "too many columns"  # the reason if the working set would become larger than MOST_COLUMNS
+MOST_COLUMNS = 1000  # whose matrix of second moments is formed
+FIRST_COLUMNS = 64  # of the working set in the first step, at most
+INNER_TOLERANCE = 0.3  # of that of the fit
+INNER_PROGRESS = 1e-3  # part of a violation that a step need not remove from the working set
+PASSES, ROUNDS = 100, 20  # of coordinate descent in a step: passes between two moves within an orthant
+PATIENCE = 3  # steps in a row without progress, after which only rounding errors are left
+
+
+@dataclass
+class CoordinateSearch:
+    """Where the steps are; the same on all tasks.
+
+    Attributes:
+        w: The coefficients of columns and targets with variance 1, shape (outputs, features); at first those of the
+            user's columns.
+        moments: Of the columns; None before the first step.
+        gradient: Of all but the penalty on absolute values.
+        columns: The working set, in the order in which columns joined it.
+        matrix: Its second moments.
+        history: The records of all steps.
+        reason: Why the fit has ended, as of `OptimizerResult`; None while it goes on.
+    """
+
+    w: Array
+    moments: ColumnMoments | None = None
+    gradient: Array | None = None
+    losses: Array | None = None
+    columns: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    matrix: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    history: list[Record] = field(default_factory=list)
+    reason: str | None = None
+    least_violation: float = np.inf
+    idle_steps: int = 0
+
+    def coefficients(self) -> Array:
+        """Return the coefficients of the user's columns and targets, with the intercepts as last column."""
+        assert self.moments is not None
+        coef = self.w / self.moments.scales * self.moments.target_scales[:, None]
+        intercepts = self.moments.target_means - coef @ self.moments.means
+        return np.hstack([coef, intercepts[:, None]])
+
+
+class CoordinateStep:
+    """The step of the iteration.
+
+    Args:
+        l1: The factor of the sum of absolute values.
+        l2: The factor of the sum of squares.
+        fit_intercept: Whether there is an intercept.
+        tol: The largest component of the least subgradient at which it ends.
+        dtype: Of X.
+        report: Gets the record of each step and the coefficients, on task 0; returns whether the fit shall end.
+    """
+
+    def __init__(
+        self,
+        l1: float,
+        l2: float,
+        fit_intercept: bool,
+        tol: float,
+        dtype: np.dtype[Any],
+        report: Callable[[Mapping[str, float], Array], bool],
+    ) -> None:
+        self._l1, self._l2, self._fit_intercept, self._tol = l1, l2, fit_intercept, tol
+        self._dtype, self._report = dtype, report
+
+    def __call__(self, c: IterationStep) -> None:
+        search: CoordinateSearch = c.state.search
+        if search.moments is None:
+            search.moments = column_moments(c, self._fit_intercept, self._dtype)
+            if not search.moments.are_in_range:
+                c.stop_if(True)
+                return
+            search.w = np.where(
+                search.moments.variances > 0,
+                search.w * search.moments.scales / search.moments.target_scales[:, None],
+                0.0,
+            )
+            self._evaluate(c, search)
+        added = self._new_columns(search)
+        if search.reason is None:
+            self._extend(c, search, added)
+            is_solved = self._minimize(search)
+            self._evaluate(c, search)
+            self._record(search, is_idle=is_solved and not added.size)
+            if c.task_id == 0 and self._report(search.history[-1], search.coefficients()):
+                search.reason = search.reason or "report"
+        c.stop_if(search.reason is not None)
+
+    def _penalties(self, search: CoordinateSearch) -> Array:
+        """Return the factor of each absolute value, shape (outputs, features)."""
+        assert search.moments is not None
+        return np.asarray(self._l1 / (search.moments.target_scales[:, None] * search.moments.scales))
+
+    def _curvatures(self, search: CoordinateSearch) -> Array:
+        """Return the second derivatives of the penalty on squares."""
+        assert search.moments is not None
+        return np.asarray(2 * self._l2 / np.square(search.moments.scales))
+
+    def _violations(self, search: CoordinateSearch) -> Array:
+        assert search.gradient is not None
+        return np.abs(pseudo_gradient(search.w, search.gradient, self._penalties(search)))
+
+    def _new_columns(self, search: CoordinateSearch) -> NDArray[np.intp]:
+        """Return what joins the working set; or set the reason why there is no step."""
+        violations = self._violations(search).max(axis=0)
+        if violations.max(initial=0.0) <= self._tol:
+            search.reason = "gradient"
+        violations[search.columns] = 0.0
+        violating = np.flatnonzero(violations > self._tol)
+        most = max(FIRST_COLUMNS, len(search.columns), np.count_nonzero(search.w.any(axis=0)))
+        largest_first = violating[np.argsort(-violations[violating], kind="stable")]
+        added = np.sort(largest_first[:most])
+        if len(search.columns) + len(added) > MOST_COLUMNS:
+            search.reason = search.reason or TOO_MANY_COLUMNS
+        return added
+
+    def _extend(self, c: IterationStep, search: CoordinateSearch, added: NDArray[np.intp]) -> None:
+        """Add columns to the working set. Those whose coefficients are not 0 violate nothing, but belong to it."""
+        assert search.moments is not None
+        missing = np.setdiff1d(np.flatnonzero(search.w.any(axis=0)), search.columns)
+        added = np.union1d(added, missing)
+        if not added.size:
+            return
+        moments, old = search.moments, len(search.columns)
+        search.columns = np.concatenate([search.columns, added])
+        sums = c.sum_blocks(lambda block: _second_moments(block, moments, search.columns, old))
+        matrix = np.empty((len(search.columns), len(search.columns)))
+        matrix[:old, :old] = search.matrix
+        matrix[:, old:] = sums / moments.weight
+        matrix[old:] = matrix[:, old:].T
+        search.matrix = matrix
+
+    def _minimize(self, search: CoordinateSearch) -> bool:
+        """Minimize over the working set; return whether that has come to its end."""
+        assert search.gradient is not None
+        columns, largest = search.columns, float(self._violations(search).max())
+        tolerance = max(INNER_TOLERANCE * self._tol, INNER_PROGRESS * largest)
+        matrix = search.matrix + np.diag(self._curvatures(search)[columns])
+        penalties, are_solved = self._penalties(search), []
+        for output, gradient in enumerate(search.gradient):
+            w = search.w[output, columns]
+            are_solved.append(
+                minimize_quadratic(matrix, penalties[output, columns], gradient[columns], w, tolerance)
+            )
+            search.w[output, columns] = w
+        return all(are_solved)
+
+    def _evaluate(self, c: IterationStep, search: CoordinateSearch) -> None:
+        """Set losses and gradient at the present coefficients. At 0, the moments say them."""
+        moments = search.moments
+        assert moments is not None
+        targets = moments.target_scales[:, None]
+        if search.w.any():
+            losses, gradient, totals = c.sum_blocks(lambda block: _sums(block, search.w, moments))
+            gradient = (gradient - totals[:, None] * moments.means) / moments.scales / moments.weight
+            search.losses = losses / moments.weight
+        else:
+            search.losses = moments.target_variances / np.square(moments.target_scales) / 2
+            gradient = -moments.products / moments.scales / targets
+        search.gradient = np.where(moments.variances > 0, gradient + self._curvatures(search) * search.w, 0.0)
+
+    def _record(self, search: CoordinateSearch, is_idle: bool) -> None:
+        """Add the record of a step, and decide whether it was the last one."""
+        assert search.moments is not None
+        assert search.losses is not None
+        squares = np.square(search.moments.target_scales)
+        penalties = (self._penalties(search) * np.abs(search.w)).sum(axis=1)
+        penalties += (self._curvatures(search) / 2 * np.square(search.w)).sum(axis=1)
+        violation = float(self._violations(search).max(initial=0.0))
+        loss = float(squares @ (search.losses + penalties))
+        search.history.append({"step": len(search.history) + 1, "loss": loss, "gradient_norm": violation})
+        has_progress = violation < search.least_violation / 2 or not is_idle
+        search.idle_steps = 0 if has_progress else search.idle_steps + 1
+        search.least_violation = min(violation, search.least_violation)
+        if violation <= self._tol:
+            search.reason = "gradient"
+        elif search.idle_steps == PATIENCE:
+            search.reason = "precision"
+
+
+def minimize_quadratic(matrix: Array, penalties: Array, gradient: Array, w: Array, tolerance: float) -> bool:
+    """Minimize w'Aw/2 + b'w + sum of penalties * |w|, where `gradient` is Aw + b; both change in place.
+
+    Return whether no component of the least subgradient is larger than the tolerance. Coordinate descent finds soon
+    which coefficients are 0, but strongly correlated columns take many passes. So after some passes all coefficients
+    move to the minimum for their signs, or until the first of them is 0.
+    """
+    for _ in range(ROUNDS):
+        if descend_coordinates(matrix, penalties, gradient, w, tolerance, PASSES) < PASSES:
+            return True
+        _move_in_orthant(matrix, penalties, gradient, w)
+    return False
+
+
+def _move_in_orthant(matrix: Array, penalties: Array, gradient: Array, w: Array) -> None:
+    present = np.flatnonzero(w)
+    values = w[present]
+    slopes = gradient[present] + penalties[present] * np.sign(values)
+    move = -np.linalg.lstsq(matrix[np.ix_(present, present)], slopes, rcond=None)[0]
+    if not np.vdot(slopes, move) < 0:
+        return
+    shrinks = values * move < 0
+    lengths = np.divide(-values, move, out=np.full(len(values), np.inf), where=shrinks)
+    length = min(1.0, float(lengths.min(initial=np.inf)))
+    w[present] = np.where(lengths <= length, 0.0, values + length * move)
+    gradient += matrix[:, present] @ (w[present] - values)
+
+
+def _second_moments(block: Any, moments: ColumnMoments, columns: NDArray[np.intp], old: int) -> Array:
+    """Return the sums of products of the working set with its columns from `old` on, with variance 1."""
+    X, _, weights = rows_and_weights(block)
+    means, scales = moments.means[columns], moments.scales[columns]
+    total = np.zeros((len(columns), len(columns) - old))
+    size = max(1, CHUNK // len(columns))
+    chosen = X[:, columns] if is_sparse(X) else X
+    for begin in range(0, len(weights), size):
+        part = slice(begin, begin + size)
+        rows = chosen[part].toarray() if is_sparse(X) else X[part][:, columns]
+        rows = (rows - means) / scales
+        total += rows.T @ (rows[:, old:] * weights[part, None])
+    return total
+
+
+def _sums(block: Any, w: Array, moments: ColumnMoments) -> tuple[Array, Array, Array]:
+    """Return half the sum of squares of each output; its gradient by coefficients of X; and the sum of residuals."""
+    X, y, weights = rows_and_weights(block)
+    factors = w / moments.scales
+    y = (y - moments.target_means) / moments.target_scales + factors @ moments.means
+    present = np.flatnonzero(w.any(axis=0))
+    losses, gradient, totals = np.zeros(len(w)), np.zeros(w.shape), np.zeros(len(w))
+    size = len(y) if is_sparse(X) else max(1, CHUNK // X.shape[1])
+    for begin in range(0, len(y), size):
+        part = slice(begin, begin + size)
+        rows = X[part]
+        if is_sparse(X):
+            rest = rows @ factors.T - y[part]
+        else:
+            rows = rows.astype(np.float64, copy=False)
+            rest = rows[:, present] @ factors[:, present].T - y[part]
+        weighted = rest * weights[part, None]
+        losses += (rest * weighted).sum(axis=0) / 2
+        gradient += (rows.T @ weighted).T if is_sparse(X) else weighted.T @ rows
+        totals += weighted.sum(axis=0)
+    return losses, gradient, totals
