@@ -110,12 +110,13 @@ def iterate_fit(
     state: Mapping[str, Any],
     max_iter: int,
     on: str | Cluster | None,
+    has_few_steps: bool = False,
 ) -> SimpleNamespace:
     """Return the state after the last step of an iteration over the rows of a fit. `on`: of the estimator.
 
-    Raises RondeError as `iterate` does.
+    `has_few_steps`: a task then pays for itself only with more numbers. Raises RondeError as `iterate` does.
     """
-    place = place_of(on, data.size)
+    place = place_of(on, data.size // 4 if has_few_steps else data.size)
     return iterate(
         SingleThreadedStep(step),
         data=data.rows_at(place),

@@ -24,7 +24,7 @@ __all__ = ["FLOATS", "TrainingData", "training_data"]
 FLOATS = (np.float64, np.float32)
 NO_TARGET = object()
 
-NUMBERS_OF_BLOCK = 1 << 16  # of X: for fewer, the calls of functions would take longer than their work
+NUMBERS_OF_BLOCK = 1 << 17  # of X: for fewer, the calls of functions would take longer than their work
 MOST_LEAST_ROWS = 1024  # a block of more rows need not have as many numbers
 
 Parts = dict[str, Any]

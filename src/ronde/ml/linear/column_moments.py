@@ -7,6 +7,7 @@ last place of its mean. No fit divides by such a deviation, and the coefficient 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,12 @@ class ColumnMoments:
     products: Array
     are_in_range: bool
 
-    @property
+    @functools.cached_property
     def scales(self) -> Array:
         """The standard deviations of the columns of X; 1 for constant ones."""
         return _scales(self.variances)
 
-    @property
+    @functools.cached_property
     def target_scales(self) -> Array:
         """The standard deviations of the columns of y; 1 for constant ones."""
         return _scales(self.target_variances)

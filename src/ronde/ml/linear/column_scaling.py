@@ -78,7 +78,7 @@ def moments_of(model: Any, data: TrainingData) -> ColumnMoments:
     data.require_weight()
     step = _MomentsStep(model.fit_intercept, data.dtype)
     on = None if isinstance(data.rows, Mapping) else model.on
-    moments: ColumnMoments = iterate_fit(step, data, {"moments": None}, 1, on).moments
+    moments: ColumnMoments = iterate_fit(step, data, {"moments": None}, 1, on, has_few_steps=True).moments
     return in_range(model, moments)
 
 

@@ -47,6 +47,7 @@ def least_squares(
         {"moments": None, "matrix": None, "coef": None, "history": []},
         2 + REFINEMENTS,
         on,
+        has_few_steps=True,
     )
     history = state.history if state.moments.are_in_range else [{"step": 1, "loss": math.inf}]
     return SimpleNamespace(weights=_weights(state, fit_intercept), history=history)

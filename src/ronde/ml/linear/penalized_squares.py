@@ -4,7 +4,8 @@ The columns with a coefficient other than 0, and those where the gradient exceed
 Its matrix of second moments, summed over the rows of all tasks, and the gradient at the present coefficients are all
 that coordinate descent needs: it never reads rows. A step
 
-1. adds the columns with the largest excess to the working set, at most as many as it has, and sums their moments;
+1. adds the columns with the largest excess to the working set, at most as many as have a coefficient, and sums their
+   moments;
 2. minimizes over the working set by coordinate descent, in native code;
 3. sums loss and gradient at the new coefficients, for all columns. The next step starts from this gradient, so rounding
    errors of the matrix do not stay.
@@ -39,9 +40,9 @@ Array = NDArray[Any]
 
 TOO_MANY_COLUMNS = "too many columns"  # the reason if the working set would become larger than MOST_COLUMNS
 MOST_COLUMNS = 1000  # whose matrix of second moments is formed
-FIRST_COLUMNS = 64  # of the working set in the first step, at most
+FIRST_COLUMNS = 40  # may join the working set in any step
 INNER_TOLERANCE = 0.3  # of that of the fit
-INNER_PROGRESS = 1e-3  # part of a violation that a step need not remove from the working set
+INNER_PROGRESS = 1e-5  # part of a violation that a step need not remove from the working set
 PASSES, ROUNDS = 100, 20  # of coordinate descent in a step: passes between two moves within an orthant
 PATIENCE = 3  # steps in a row without progress, after which only rounding errors are left
 
@@ -148,10 +149,13 @@ class CoordinateStep:
             search.reason = "gradient"
         violations[search.columns] = 0.0
         violating = np.flatnonzero(violations > self._tol)
-        most = max(FIRST_COLUMNS, len(search.columns), np.count_nonzero(search.w.any(axis=0)))
+        present = np.flatnonzero(search.w.any(axis=0))
         largest_first = violating[np.argsort(-violations[violating], kind="stable")]
-        added = np.sort(largest_first[:most])
+        added = np.sort(largest_first[: max(FIRST_COLUMNS, len(present))])
         if len(search.columns) + len(added) > MOST_COLUMNS:
+            kept = np.flatnonzero(np.isin(search.columns, present))
+            search.columns, search.matrix = search.columns[kept], search.matrix[np.ix_(kept, kept)]
+        if len(present) + len(added) > MOST_COLUMNS:
             search.reason = search.reason or TOO_MANY_COLUMNS
         return added
 
@@ -164,7 +168,8 @@ class CoordinateStep:
             return
         moments, old = search.moments, len(search.columns)
         search.columns = np.concatenate([search.columns, added])
-        sums = c.sum_blocks(lambda block: _second_moments(block, moments, search.columns, old))
+        means, scales = moments.means[search.columns], moments.scales[search.columns]
+        sums = c.sum_blocks(lambda block: _second_moments(block, search.columns, means, scales, old))
         matrix = np.empty((len(search.columns), len(search.columns)))
         matrix[:old, :old] = search.matrix
         matrix[:, old:] = sums / moments.weight
@@ -192,7 +197,7 @@ class CoordinateStep:
         assert moments is not None
         targets = moments.target_scales[:, None]
         if search.w.any():
-            losses, gradient, totals = c.sum_blocks(lambda block: _sums(block, search.w, moments))
+            losses, gradient, totals = c.sum_blocks(_Residuals(search.w, moments).sums)
             gradient = (gradient - totals[:, None] * moments.means) / moments.scales / moments.weight
             search.losses = losses / moments.weight
         else:
@@ -247,10 +252,9 @@ def _move_in_orthant(matrix: Array, penalties: Array, gradient: Array, w: Array)
     gradient += matrix[:, present] @ (w[present] - values)
 
 
-def _second_moments(block: Any, moments: ColumnMoments, columns: NDArray[np.intp], old: int) -> Array:
+def _second_moments(block: Any, columns: NDArray[np.intp], means: Array, scales: Array, old: int) -> Array:
     """Return the sums of products of the working set with its columns from `old` on, with variance 1."""
     X, _, weights = rows_and_weights(block)
-    means, scales = moments.means[columns], moments.scales[columns]
     total = np.zeros((len(columns), len(columns) - old))
     size = max(1, CHUNK // len(columns))
     chosen = X[:, columns] if is_sparse(X) else X
@@ -262,24 +266,35 @@ def _second_moments(block: Any, moments: ColumnMoments, columns: NDArray[np.intp
     return total
 
 
-def _sums(block: Any, w: Array, moments: ColumnMoments) -> tuple[Array, Array, Array]:
-    """Return half the sum of squares of each output; its gradient by coefficients of X; and the sum of residuals."""
-    X, y, weights = rows_and_weights(block)
-    factors = w / moments.scales
-    y = (y - moments.target_means) / moments.target_scales + factors @ moments.means
-    present = np.flatnonzero(w.any(axis=0))
-    losses, gradient, totals = np.zeros(len(w)), np.zeros(w.shape), np.zeros(len(w))
-    size = len(y) if is_sparse(X) else max(1, CHUNK // X.shape[1])
-    for begin in range(0, len(y), size):
-        part = slice(begin, begin + size)
-        rows = X[part]
-        if is_sparse(X):
-            rest = rows @ factors.T - y[part]
-        else:
-            rows = rows.astype(np.float64, copy=False)
-            rest = rows[:, present] @ factors[:, present].T - y[part]
-        weighted = rest * weights[part, None]
-        losses += (rest * weighted).sum(axis=0) / 2
-        gradient += (rows.T @ weighted).T if is_sparse(X) else weighted.T @ rows
-        totals += weighted.sum(axis=0)
-    return losses, gradient, totals
+class _Residuals:
+    """What a function of a block computes from the residuals at some coefficients."""
+
+    def __init__(self, w: Array, moments: ColumnMoments) -> None:
+        self._factors = w / moments.scales
+        self._present = np.flatnonzero(w.any(axis=0))
+        self._offsets = self._factors @ moments.means
+        self._target_means, self._target_scales = moments.target_means, moments.target_scales
+
+    def sums(self, block: Any) -> tuple[Array, Array, Array]:
+        """Return half the sum of squares of each output; its gradient by coefficients of X; the sum of residuals."""
+        X, y, weights = rows_and_weights(block)
+        y = (y - self._target_means) / self._target_scales + self._offsets
+        losses, totals = np.zeros(len(self._offsets)), np.zeros(len(self._offsets))
+        gradient = np.zeros(self._factors.shape)
+        size = len(y) if is_sparse(X) else max(1, CHUNK // X.shape[1])
+        for begin in range(0, len(y), size):
+            part = slice(begin, begin + size)
+            rest = self._scores(X[part]) - y[part]
+            weighted = rest * weights[part, None]
+            losses += (rest * weighted).sum(axis=0) / 2
+            gradient += (
+                (X.T @ weighted).T if is_sparse(X) else weighted.T @ X[part].astype(np.float64, copy=False)
+            )
+            totals += weighted.sum(axis=0)
+        return losses, gradient, totals
+
+    def _scores(self, rows: Any) -> Array:
+        if is_sparse(rows) or 2 * len(self._present) > rows.shape[1]:
+            return np.asarray(rows @ self._factors.T)
+        chosen = rows[:, self._present].astype(np.float64, copy=False)
+        return np.asarray(chosen @ self._factors[:, self._present].T)
