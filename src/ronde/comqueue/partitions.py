@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from ronde.comqueue.named_arrays import NamedArrays
-from ronde.comqueue.rows import SAME_ROWS, LocatedRows, RowSource, row_count, rows_between, take_rows
+from ronde.comqueue.rows import (
+    SAME_ROWS,
+    RowSource,
+    is_located,
+    is_source,
+    row_count,
+    rows_between,
+    take_rows,
+)
 from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.errors import UsageError
@@ -75,7 +83,7 @@ def divide_data(
             for part, rows in zip(parts, data.parts):
                 part[name] = rows
             continue
-        if isinstance(data, LocatedRows):
+        if is_located(data):
             openers[name] = data.opener()
             continue
         if hasattr(data, "tocsr") and data.format not in (
@@ -84,7 +92,7 @@ def divide_data(
         ):  # SciPy selects no rows in other formats
             data = data.tocsr()
         divisions[name] = division = divide_rows(_count_of(data, name), num_tasks, rows_per_block)
-        if isinstance(data, RowSource):
+        if is_source(data):
             sources[name] = data
             continue
         for task, part in enumerate(parts):
@@ -116,7 +124,7 @@ def check_same_rows(partitioned: Mapping[str, Any]) -> None:
 
 def _counts_of_parts(data: Any, name: str) -> list[int] | None:
     """Return the numbers of rows of the partitions, or that of the whole. None: not known, or no rows."""
-    if isinstance(data, LocatedRows):
+    if is_located(data):
         return None
     if not isinstance(data, Partitions):
         return [row_count(data, name)]

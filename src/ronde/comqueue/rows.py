@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.errors import UsageError
@@ -19,6 +19,8 @@ __all__ = [
     "RowSource",
     "SourceRows",
     "StreamedSource",
+    "is_located",
+    "is_source",
     "row_count",
     "rows_between",
     "take_rows",
@@ -130,16 +132,26 @@ def take_rows(source: RowSource, numbers: range, tasks_here: int) -> Any:
     `tasks_here`: as of `StreamedSource.check_memory`.
     """
     reason = "" if getattr(source, "in_memory", True) else "`in_memory` of their source is False"
-    if isinstance(source, StreamedSource):
+    if hasattr(source, "stream") and isinstance(source, StreamedSource):
         reason = source.check_memory(len(numbers), tasks_here)
     return SourceRows(source, numbers, reason) if reason else source.load(numbers.start, numbers.stop)
+
+
+def is_source(data: Any) -> TypeGuard[RowSource]:
+    """Return whether data are a `RowSource`, in less time than `isinstance` takes."""
+    return hasattr(data, "load") and hasattr(data, "num_rows")
+
+
+def is_located(data: Any) -> TypeGuard[LocatedRows]:
+    """Return whether data are `LocatedRows`, in less time than `isinstance` takes."""
+    return hasattr(data, "place") and hasattr(data, "opener")
 
 
 def row_count(data: Any, name: str) -> int:
     """Return how many rows the data have. `name`: for the error. Raises UsageError if they have none by their type."""
     if isinstance(data, SourceRows):
         return len(data.numbers)
-    if isinstance(data, RowSource):
+    if is_source(data):
         return data.num_rows
     if isinstance(data, (list, tuple, NamedArrays)):
         return len(data)

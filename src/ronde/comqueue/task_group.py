@@ -259,6 +259,8 @@ class ThreadGroup:
 
         Raises MismatchError on all tasks if another one makes another call.
         """
+        if self.num_tasks == 1:
+            return read([value])
         shared = self._shared
         shared.values[self.task_id] = (call, value, self.activity)
         shared.wait(self.task_id)

@@ -1,7 +1,7 @@
 """Row blocks: the units in which the rows of the data are given to tasks.
 
-How many blocks there are depends on the number of rows only, and on how many rows the caller wants in a block. Each task
-gets consecutive whole blocks. So what is computed for each block, and combined along a tree over the blocks
+How many blocks there are depends on the number of rows only, and on how many rows the caller wants in a block. Each
+task gets consecutive whole blocks. So what is computed for each block, and combined along a tree over the blocks
 (`core/sum_tree`), does not depend on the tasks.
 """
 

@@ -92,6 +92,8 @@ class HeldRows:
 
     def load(self, begin: int, end: int) -> NamedArrays:
         """Return rows with the parts as attributes. Arrays are views."""
+        if (begin, end) == (0, self.num_rows):  # some of a sparse matrix would be a copy
+            return NamedArrays(self._parts)
         return NamedArrays({name: part[begin:end] for name, part in self._parts.items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import threading
@@ -93,11 +94,16 @@ class SingleThreadedStep:
 
     Args:
         step: The function.
+        is_stateless: Whether tasks may share it.
     """
 
-    def __init__(self, step: Callable[[Any], Any]) -> None:
-        self._step = step
+    def __init__(self, step: Callable[[Any], Any], is_stateless: bool = False) -> None:
+        self._step, self._is_stateless = step, is_stateless
         self.__qualname__ = name_of(step)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SingleThreadedStep:
+        step = self._step if self._is_stateless else copy.deepcopy(self._step, memo)
+        return SingleThreadedStep(step, self._is_stateless)
 
     def __call__(self, c: Any) -> None:
         with one_blas_thread():
@@ -112,13 +118,14 @@ def iterate_fit(
     on: str | Cluster | None,
     has_few_steps: bool = False,
 ) -> SimpleNamespace:
-    """Return the state after the last step of an iteration over the rows of a fit. `on`: of the estimator.
+    """Return the state after the last step of an iteration over the rows of a fit.
 
-    `has_few_steps`: a task then pays for itself only with more numbers. Raises RondeError as `iterate` does.
+    `step`: keeps nothing beside the state, so that tasks that are threads share it. `on`: of the estimator.
+    `has_few_steps`: another task then pays only with more numbers. Raises RondeError as `iterate` does.
     """
     place = place_of(on, data.size // 4 if has_few_steps else data.size)
     return iterate(
-        SingleThreadedStep(step),
+        SingleThreadedStep(step, is_stateless=True),
         data=data.rows_at(place),
         state=state,
         max_iter=max_iter,

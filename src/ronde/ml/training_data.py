@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from ronde.comqueue import LocatedRows, RowSource
+from ronde.comqueue.rows import is_located, is_source
 from ronde.light_dataclasses import dataclass, replace
 from ronde.ml.class_weights import ClassWeights, weights_by_class
 from ronde.ml.feature_names import check_features
@@ -25,7 +26,7 @@ FLOATS = (np.float64, np.float32)
 NO_TARGET = object()
 
 NUMBERS_OF_BLOCK = 1 << 17  # of X: for fewer, the calls of functions would take longer than their work
-MOST_LEAST_ROWS = 1024  # a block of more rows need not have as many numbers
+MOST_LEAST_ROWS = 4096  # a block of more rows need not have as many numbers
 
 Parts = dict[str, Any]
 
@@ -115,7 +116,7 @@ def training_data(
     """
     has_target = y is not NO_TARGET
     X, given, sample_weight = as_rows(X, y=y if has_target else None, sample_weight=sample_weight)
-    if isinstance(X, RowSource | LocatedRows):
+    if is_source(X) or is_located(X):
         others, formats = (given, sample_weight), options.get("accept_sparse", False)
         return _data_of_source(estimator, X, has_target, are_classes, reset, others, formats)
     options = {"dtype": FLOATS, "order": "C", **options}

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass
+from ronde.ml.optimizers.linear_objective import transposed
 from ronde.ml.sparse_rows import is_sparse
 
 __all__ = ["CHUNK", "ColumnMoments", "column_moments", "rows_and_weights"]
@@ -36,7 +37,8 @@ class ColumnMoments:
         variances: Of the columns of X; 0 for constant ones.
         target_means: Of the columns of y.
         target_variances: Of the columns of y.
-        products: The mean products of deviations, shape (outputs, features): a gradient, but for its sign.
+        products: The mean products of deviations, shape (outputs, features): a gradient, but for its sign. 0 if they
+            were not asked for.
         are_in_range: Whether the sums of squares have neither overflowed nor vanished. Otherwise nothing else counts.
     """
 
@@ -63,20 +65,23 @@ def _scales(variances: Array) -> Array:
     return np.sqrt(np.where(variances > 0, variances, 1.0))
 
 
-def column_moments(c: IterationStep, fit_intercept: bool, dtype: np.dtype[Any]) -> ColumnMoments:
+def column_moments(
+    c: IterationStep, fit_intercept: bool, dtype: np.dtype[Any], with_products: bool = False
+) -> ColumnMoments:
     """Return the moments of all rows, of which some have weights. All tasks call it. `dtype`: of X."""
     with np.errstate(over="ignore", invalid="ignore"):
         x_shift, y_shift = _first_means(c, fit_intercept)
-        sums = c.sum_blocks(lambda block: _sums(block, x_shift, y_shift))
+        sums = c.sum_blocks(lambda block: _sums(block, x_shift, y_shift, with_products))
         weight = float(sums["weight"])
         means, target_means = sums["X"] / weight, sums["y"] / weight
         variances, target_variances = sums["XX"] / weight, sums["yy"] / weight
-        products = sums["yX"] / weight
+        products = sums["yX"] / weight if with_products else np.zeros((len(target_means), len(means)))
         squares = float(variances.sum() + target_variances.sum())
         if fit_intercept:
             variances = variances - means * means
             target_variances = target_variances - target_means * target_means
-            products = products - np.outer(target_means, means)
+            if with_products:
+                products = products - np.outer(target_means, means)
             means, target_means = means + x_shift, target_means + y_shift
             target_variances = _without_rounding(target_variances, target_means, target_means.dtype)
             variances = _without_rounding(variances, means, dtype)
@@ -102,7 +107,8 @@ def rows_and_weights(block: Any) -> tuple[Any, Array, Array]:
 def _first_means(c: IterationStep, fit_intercept: bool) -> tuple[Array, Array]:
     """Return means of the columns of X and y over the first block with any weight. Sparse columns have 0."""
     mine = next((means for block in c.blocks if (means := _means(block, fit_intercept)) is not None), None)
-    first: tuple[Array, Array] = next(means for means in c.gather(mine) if means is not None)
+    found = c.gather(mine) if c.num_tasks > 1 else [mine]
+    first: tuple[Array, Array] = next(means for means in found if means is not None)
     return first
 
 
@@ -124,12 +130,12 @@ def _is_full(X: Any) -> Array:
     return np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0]
 
 
-def _sums(block: Any, x_shift: Array, y_shift: Array) -> dict[str, Any]:
+def _sums(block: Any, x_shift: Array, y_shift: Array, with_products: bool) -> dict[str, Any]:
     X, y, weights = rows_and_weights(block)
     y = y - y_shift
     weighted = y * weights[:, None]
     sums = _sparse_sums if is_sparse(X) else _dense_sums
-    deviations, squares, vanished, products = sums(X, weights, weighted, x_shift)
+    deviations, squares, vanished = sums(X, weights, x_shift)
     target_squares = (y * weighted).sum(axis=0)
     small = target_squares < LEAST_SQUARES
     vanished += np.count_nonzero(weighted[:, small])
@@ -139,44 +145,52 @@ def _sums(block: Any, x_shift: Array, y_shift: Array) -> dict[str, Any]:
         "XX": squares,
         "y": weighted.sum(axis=0),
         "yy": target_squares,
-        "yX": products,
+        "yX": _products(X, weighted, x_shift) if with_products else None,
         "vanished": vanished,
     }
 
 
-def _dense_sums(X: Array, weights: Array, targets: Array, shift: Array) -> tuple[Array, Array, int, Array]:
+def _dense_sums(X: Array, weights: Array, shift: Array) -> tuple[Array, Array, int]:
     features = X.shape[1]
     sums, squares, vanished = np.zeros(features), np.zeros(features), 0
-    products = np.zeros((targets.shape[1], features))
     size = max(1, CHUNK // features)
     for begin in range(0, len(X), size):
         part = slice(begin, begin + size)
         rows = X[part] - shift
         sums += weights[part] @ rows
-        products += targets[part].T @ rows
         rows *= rows
         of_part = weights[part] @ rows
         squares += of_part
         if (small := of_part < LEAST_SQUARES).any():
             vanished += np.count_nonzero((X[part][:, small] - shift[small])[weights[part] > 0])
-    return sums, squares, vanished, products
+    return sums, squares, vanished
 
 
-def _sparse_sums(X: Any, weights: Array, targets: Array, shift: Array) -> tuple[Array, Array, int, Array]:
+def _sparse_sums(X: Any, weights: Array, shift: Array) -> tuple[Array, Array, int]:
     """Sum the stored numbers, and add what the zeros would have added."""
-    features, columns = X.shape[1], X.indices.astype(np.intp, copy=False)
-    values = X.data.astype(np.float64, copy=False)
-    of_values = np.repeat(weights, np.diff(X.indptr))
+    values, of_zeros = X.data.astype(np.float64, copy=False), np.zeros(X.shape[1])
     if shift.any():
-        values = values - shift[columns]
-        of_columns = np.bincount(columns, of_values, features)
+        values = values - shift[X.indices]
+        of_columns = transposed(_with_values(X, np.ones(len(values)))) @ weights
         of_zeros = np.where(_is_full(X), 0.0, weights.sum() - of_columns)
-    else:
-        of_zeros = np.zeros(features)
-    weighted = values * of_values
-    squares = np.bincount(columns, weighted * values, features)
-    small = squares < LEAST_SQUARES
-    vanished = np.count_nonzero(weighted[small[columns]]) if small.any() else 0
-    sums = np.bincount(columns, weighted, features) - of_zeros * shift
-    products = (X.T @ targets).T - targets.sum(axis=0)[:, None] * shift
-    return sums, squares + of_zeros * shift * shift, vanished, np.asarray(products)
+    sums = transposed(_with_values(X, values)) @ weights
+    squares = transposed(_with_values(X, values * values)) @ weights
+    vanished, small = 0, squares < LEAST_SQUARES
+    if small.any():
+        vanished = np.count_nonzero((values * np.repeat(weights, np.diff(X.indptr)))[small[X.indices]])
+    return sums - of_zeros * shift, squares + of_zeros * shift * shift, vanished
+
+
+def _with_values(X: Any, values: Array) -> Any:
+    return type(X)((values, X.indices, X.indptr), shape=X.shape)
+
+
+def _products(X: Any, targets: Array, shift: Array) -> Array:
+    """Return the sums of products of targets, which have weights already, with deviations."""
+    if is_sparse(X):
+        return np.asarray((transposed(X) @ targets).T - targets.sum(axis=0)[:, None] * shift)
+    products, size = np.zeros((targets.shape[1], X.shape[1])), max(1, CHUNK // X.shape[1])
+    for begin in range(0, len(X), size):
+        part = slice(begin, begin + size)
+        products += targets[part].T @ (X[part] - shift)
+    return products

@@ -20,7 +20,7 @@ from ronde.ml.linear.column_moments import ColumnMoments, column_moments
 from ronde.ml.tasks import iterate_fit
 from ronde.ml.training_data import TrainingData
 
-__all__ = ["ColumnScaling", "column_scaling", "in_range", "moments_of", "no_scaling"]
+__all__ = ["ColumnScaling", "column_scaling", "curvature_scaling", "in_range", "moments_of", "no_scaling"]
 
 Array = NDArray[Any]
 
@@ -68,6 +68,17 @@ def column_scaling(model: Any, data: TrainingData) -> ColumnScaling:
     """
     moments = moments_of(model, data)
     return ColumnScaling(moments.means, moments.scales)
+
+
+def curvature_scaling(model: Any, data: TrainingData, l2: float, curvature: float) -> ColumnScaling:
+    """Return what centers the columns of X, with scales that make the second derivatives alike.
+
+    These are at most `curvature` times the variance, from the loss, plus 2 * `l2`, from the penalty. `model` and
+    errors: as of `moments_of`.
+    """
+    moments = moments_of(model, data)
+    squares = moments.variances + 2 * l2 / curvature
+    return ColumnScaling(moments.means, np.sqrt(np.where(squares > 0, squares, 1.0)))
 
 
 def moments_of(model: Any, data: TrainingData) -> ColumnMoments:

@@ -14,7 +14,9 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.class_targets import ClassSigns, with_class_numbers
+from ronde.ml.linear.column_scaling import curvature_scaling
 from ronde.ml.linear.linear_model import LinearClassifier, split_weights
+from ronde.ml.linear.standardized_objective import StandardizedObjective
 from ronde.ml.losses import LogisticLoss, MultinomialLoss
 from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, Newton, Optimizer
 from ronde.ml.training_data import training_data
@@ -22,6 +24,8 @@ from ronde.ml.training_data import training_data
 __all__ = ["LogisticRegression"]
 
 Array = NDArray[Any]
+
+MOST_CURVATURE = 0.25  # the largest second derivative of the loss by a score
 
 
 class LogisticRegression(LinearClassifier):
@@ -112,11 +116,14 @@ class LogisticRegression(LinearClassifier):
         is_binary = len(classes) == 2
         dtype = data.dtype
 
+        strength = 1 / (self.C * data.total_weight)
+        scaling = curvature_scaling(self, data, (1 - self.l1_ratio) / 2 * strength, MOST_CURVATURE)
+
         def attributes_of(w: Array) -> Mapping[str, Any]:
-            coef, intercept = split_weights(np.atleast_2d(w), self.fit_intercept, dtype)
+            w = np.atleast_2d(scaling.for_rows(w))
+            coef, intercept = split_weights(w, self.fit_intercept, dtype)
             return {"classes_": classes, "coef_": coef, "intercept_": intercept}
 
-        strength = 1 / (self.C * data.total_weight)
         objective = LinearObjective(
             LogisticLoss() if is_binary else MultinomialLoss(len(classes)),
             l1=self.l1_ratio * strength,
@@ -126,9 +133,9 @@ class LogisticRegression(LinearClassifier):
         shape = (data.num_features + self.fit_intercept,)
         result = self._minimize(
             self._optimizer(),
-            objective,
+            StandardizedObjective(objective, scaling),
             data.mapped(ClassSigns(1)) if is_binary else data,
-            self._start(shape if is_binary else (len(classes), *shape)),
+            scaling.for_columns(self._start(shape if is_binary else (len(classes), *shape))),
             progress,
             attributes_of,
         )

@@ -30,6 +30,7 @@ from ronde._native import descend_coordinates
 from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass, field
 from ronde.ml.linear.column_moments import CHUNK, ColumnMoments, column_moments, rows_and_weights
+from ronde.ml.optimizers.linear_objective import transposed
 from ronde.ml.optimizers.optimizer import Record
 from ronde.ml.optimizers.orthant import pseudo_gradient
 from ronde.ml.sparse_rows import is_sparse
@@ -108,7 +109,7 @@ class CoordinateStep:
     def __call__(self, c: IterationStep) -> None:
         search: CoordinateSearch = c.state.search
         if search.moments is None:
-            search.moments = column_moments(c, self._fit_intercept, self._dtype)
+            search.moments = column_moments(c, self._fit_intercept, self._dtype, with_products=True)
             if not search.moments.are_in_range:
                 c.stop_if(True)
                 return
@@ -288,7 +289,9 @@ class _Residuals:
             weighted = rest * weights[part, None]
             losses += (rest * weighted).sum(axis=0) / 2
             gradient += (
-                (X.T @ weighted).T if is_sparse(X) else weighted.T @ X[part].astype(np.float64, copy=False)
+                (transposed(X) @ weighted).T
+                if is_sparse(X)
+                else weighted.T @ X[part].astype(np.float64, copy=False)
             )
             totals += weighted.sum(axis=0)
         return losses, gradient, totals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ronde.ml.linear.column_scaling import ColumnScaling
@@ -25,13 +26,14 @@ class StandardizedObjective(Objective):
     def __init__(self, objective: LinearObjective, scaling: ColumnScaling) -> None:
         self._objective, self._scaling = objective, scaling
         self.l1, self.l2 = objective.l1, objective.l2
+        self._last: tuple[Array, Array] | None = None
 
     def loss_and_gradient(self, block: Any, w: Array) -> tuple[float, Array]:
-        loss, gradient = self._objective.loss_and_gradient(block, self._scaling.for_rows(w))
+        loss, gradient = self._objective.loss_and_gradient(block, self._for_rows(w))
         return loss, self._scaling.gradient(gradient)
 
     def losses(self, block: Any, points: Array) -> Array:
-        return self._objective.losses(block, self._scaling.for_rows(points))
+        return self._objective.losses(block, self._for_rows(points))
 
     def total_weight(self, block: Any) -> float:
         return self._objective.total_weight(block)
@@ -40,3 +42,19 @@ class StandardizedObjective(Objective):
         factors = self._objective.penalty_factors(w)
         factors[..., : len(self._scaling.scales)] /= self._scaling.scales
         return factors
+
+    def hessian(self, block: Any, w: Array) -> Array:
+        by_rows = self._objective.hessian(block, self._for_rows(w)).reshape(w.shape * 2)
+        half = self._scaling.gradient(by_rows)  # by the second w; now by the first
+        other = self._scaling.gradient(np.moveaxis(half, w.ndim - 1, -1))
+        return np.moveaxis(other, -1, w.ndim - 1).reshape(w.size, w.size)
+
+    def hessian_product(self, block: Any, w: Array, direction: Array) -> Array:
+        along = self._scaling.for_rows(direction)
+        return self._scaling.gradient(self._objective.hessian_product(block, self._for_rows(w), along))
+
+    def _for_rows(self, w: Array) -> Array:
+        """Return the weights for X, for all blocks the same array."""
+        if self._last is None or self._last[0] is not w:
+            self._last = (w, self._scaling.for_rows(w))
+        return self._last[1]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ronde.ml.losses import Loss
 from ronde.ml.optimizers.objective import Objective
 
-__all__ = ["LinearObjective", "RowChunk", "row_chunks"]
+__all__ = ["LinearObjective", "RowChunk", "row_chunks", "transposed"]
 
 CHUNK_BYTES = 512 << 10
 LEAST_ROWS, LEAST_ROWS_OF_OUTPUTS = 64, 256  # of a chunk, with one output and with several
@@ -121,7 +121,7 @@ class LinearObjective(Objective):
         """
         typed = slopes.astype(_float_type(X), copy=False)
         # The product of arrays lies in memory like the gradient, which makes adding it faster.
-        by_factors = typed.T @ X if isinstance(X, np.ndarray) else (X.T @ typed).T
+        by_factors = typed.T @ X if isinstance(X, np.ndarray) else (transposed(X) @ typed).T
         if self.fit_intercept:
             gradient[..., :-1] += by_factors
             gradient[..., -1] += slopes.sum(axis=0)
@@ -158,6 +158,14 @@ class RowChunk(NamedTuple):
         return slopes * (self.weights if slopes.ndim == 1 else self.weights[:, None])
 
 
+def transposed(X: Any) -> Any:
+    """Return the transpose of a sparse block, made once: each step needs it, and SciPy checks each matrix it makes."""
+    made = vars(X).get("_ronde_transposed")
+    if made is None:
+        made = X._ronde_transposed = X.T
+    return made
+
+
 def _float_type(X: Any) -> np.dtype[Any]:
     """Return the dtype for products with X. An integer type would cut off the fractions of weights and slopes."""
     return X.dtype if X.dtype.kind == "f" else np.dtype(np.float64)
@@ -172,9 +180,11 @@ def row_chunks(block: Any, least_rows: int = LEAST_ROWS) -> Iterator[RowChunk]:
     """Yield the rows of a block in chunks that depend only on its shape. A sparse block is one chunk."""
     X, y, weights = block.X, block.y, getattr(block, "sample_weight", None)
     rows = X.shape[0]
-    size = max(1, rows)
-    if isinstance(X, np.ndarray):
-        size = max(least_rows, CHUNK_BYTES // max(1, X.shape[1] * X.itemsize))
+    if not isinstance(X, np.ndarray):
+        if rows:
+            yield RowChunk(X, y, weights)
+        return
+    size = max(least_rows, CHUNK_BYTES // max(1, X.shape[1] * X.itemsize))
     for begin in range(0, rows, size):
         part = slice(begin, begin + size)
         yield RowChunk(X[part], y[part], None if weights is None else weights[part])
