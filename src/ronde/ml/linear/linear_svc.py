@@ -12,14 +12,22 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.class_targets import each_class_against_rest
+from ronde.ml.linear.column_scaling import curvature_scaling, no_scaling
 from ronde.ml.linear.linear_model import LinearClassifier, split_weights
+from ronde.ml.linear.standardized_objective import StandardizedObjective
 from ronde.ml.losses import SquaredHingeLoss
-from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, OptimizerResult
+from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, Newton, OptimizerResult
 from ronde.ml.training_data import training_data
 
 __all__ = ["LinearSVC"]
 
 Array = NDArray[Any]
+
+MOST_OF_NEWTON = (
+    101  # weights: with more, the matrix of second derivatives costs more than the steps that it spares
+)
+MOST_FACTOR = 1000.0  # as of `LogisticRegression`
+MOST_CURVATURE = 2.0  # the largest second derivative of the loss by a score
 
 
 class LinearSVC(LinearClassifier):
@@ -27,12 +35,13 @@ class LinearSVC(LinearClassifier):
 
         C * sum over rows of weight * max(0, 1 - y * score)^2  +  |w|_2^2 / 2, or |w|_1
 
-    The optimizer is L-BFGS, or OWL-QN for the penalty "l1". Intercepts are not penalized; those of scikit-learn are.
+    The optimizer is Newton's method, L-BFGS above 100 columns, or OWL-QN for the penalty "l1". Intercepts are not
+    penalized; those of scikit-learn are.
 
     Args:
         penalty: "l2" or "l1".
         C: The inverse of the strength of the penalty.
-        tol: The largest component of the gradient of the mean loss at which the fit ends.
+        tol: The largest component of the gradient of the mean loss at which the fit ends, as of `LogisticRegression`.
         fit_intercept: Whether there are intercepts.
         class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same. With
             more than two classes, a factor counts only where its class is the one against the rest, as in scikit-learn.
@@ -98,19 +107,28 @@ class LinearSVC(LinearClassifier):
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
         progress = self._progress(None, data.for_callbacks)
         problems, self.classes_ = each_class_against_rest(data, self.class_weight)
-        optimizer = (OWLQN if self.penalty == "l1" else LBFGS)(self.max_iter, self.tol)
         start = np.zeros(data.num_features + self.fit_intercept)
+        kind = OWLQN if self.penalty == "l1" else Newton if start.size <= MOST_OF_NEWTON else LBFGS
+        optimizer = kind(self.max_iter, self.tol)
+        # Newton's method takes the same steps whatever the scales.
+        l2 = 0.0 if self.penalty == "l1" else 1 / (2 * self.C * data.total_weight)
+        scaling = (
+            no_scaling(data.num_features)
+            if kind is Newton
+            else curvature_scaling(self, next(iter(problems.values())), l2, MOST_CURVATURE)
+        )
         results: list[OptimizerResult] = []
 
         def attributes_of(*present: Array) -> Mapping[str, Any]:
             """Return coefficients of 0 for classes that have none yet. `present`: weights of the class at work."""
             ws = [*(result.w for result in results), *present]
             ws += [start] * (len(problems) - len(ws))
-            coef, intercept = split_weights(np.stack(ws), self.fit_intercept, data.dtype)
+            w = scaling.for_rows(np.stack(ws))
+            coef, intercept = split_weights(w, self.fit_intercept, data.dtype)
             return {"coef_": coef, "intercept_": intercept}
 
         for problem in problems.values():
-            objective = self._objective(problem.total_weight)
+            objective = StandardizedObjective(self._objective(problem.total_weight), scaling, MOST_FACTOR)
             results.append(self._minimize(optimizer, objective, problem, start, progress, attributes_of))
         self._set(attributes_of())
         self.n_iter_ = max(1, *(result.n_iter for result in results))

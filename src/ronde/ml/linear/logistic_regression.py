@@ -25,6 +25,7 @@ __all__ = ["LogisticRegression"]
 
 Array = NDArray[Any]
 
+MOST_FACTOR = 1000.0  # more, and rounding errors would keep the gradient above tol
 MOST_CURVATURE = 0.25  # the largest second derivative of the loss by a score
 
 
@@ -42,7 +43,8 @@ class LogisticRegression(LinearClassifier):
     Args:
         C: The inverse of the strength of the penalties; `inf`: none. Intercepts are not penalized.
         l1_ratio: The part of the penalty on absolute values, 0 to 1.
-        tol: The largest component of the gradient at which the fit ends.
+        tol: The largest component of the gradient at which the fit ends, by coefficients of X or of columns with
+            variance 1, whichever is larger (by those of X up to 1,000 times).
         fit_intercept: Whether there are intercepts.
         class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
         max_iter: The largest number of steps.
@@ -133,7 +135,7 @@ class LogisticRegression(LinearClassifier):
         shape = (data.num_features + self.fit_intercept,)
         result = self._minimize(
             self._optimizer(),
-            StandardizedObjective(objective, scaling),
+            StandardizedObjective(objective, scaling, MOST_FACTOR),
             data.mapped(ClassSigns(1)) if is_binary else data,
             scaling.for_columns(self._start(shape if is_binary else (len(classes), *shape))),
             progress,

@@ -21,10 +21,13 @@ class StandardizedObjective(Objective):
     Args:
         objective: The function of the weights for X.
         scaling: Means and scales of the columns.
+        most_factor: `tol` limits the gradient by weights of standardized columns (1); above 1, that by weights for X of
+            columns with larger scales, as far as it is larger by no more than this factor.
     """
 
-    def __init__(self, objective: LinearObjective, scaling: ColumnScaling) -> None:
+    def __init__(self, objective: LinearObjective, scaling: ColumnScaling, most_factor: float = 1.0) -> None:
         self._objective, self._scaling = objective, scaling
+        self._tol_factors = np.clip(scaling.scales, 1.0, most_factor)
         self.l1, self.l2 = objective.l1, objective.l2
         self._last: tuple[Array, Array] | None = None
 
@@ -42,6 +45,11 @@ class StandardizedObjective(Objective):
         factors = self._objective.penalty_factors(w)
         factors[..., : len(self._scaling.scales)] /= self._scaling.scales
         return factors
+
+    def gradient_norm(self, gradient: Array) -> float:
+        counted = np.abs(gradient)
+        counted[..., : len(self._tol_factors)] *= self._tol_factors
+        return float(counted.max(initial=0.0))
 
     def hessian(self, block: Any, w: Array) -> Array:
         by_rows = self._objective.hessian(block, self._for_rows(w)).reshape(w.shape * 2)

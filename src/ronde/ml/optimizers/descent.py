@@ -80,7 +80,7 @@ class DescentOptimizer(Optimizer):
         if search.gradient is None:
             search.loss, search.gradient = total.loss_and_gradient(search.w)
         pseudo = pseudo_gradient(search.w, search.gradient, factors)
-        if self._has_ended(search, pseudo):
+        if self._has_ended(search, total.gradient_norm(pseudo)):
             return
         direction, length = self.direction(search, pseudo, total)
         direction = align(direction, pseudo, factors)
@@ -95,11 +95,12 @@ class DescentOptimizer(Optimizer):
             self.learn(search, point.w - search.w, point.gradient - search.gradient)
             search.w, search.loss, search.gradient, length = point
             pseudo = pseudo_gradient(search.w, search.gradient, factors)
-        search.record(_norm(pseudo), length)
-        self._has_ended(search, pseudo)
+        norm = total.gradient_norm(pseudo)
+        search.record(norm, length)
+        self._has_ended(search, norm)
 
-    def _has_ended(self, search: SearchState, pseudo: Array) -> bool:
-        if _norm(pseudo) <= self.tol:
+    def _has_ended(self, search: SearchState, gradient_norm: float) -> bool:
+        if gradient_norm <= self.tol:
             search.reason = "gradient"
         return search.reason is not None or not np.isfinite(search.loss)
 
@@ -134,8 +135,3 @@ class DescentOptimizer(Optimizer):
         move = end.w - search.w
         pseudo_there = pseudo_gradient(end.w, end.gradient, factors)
         return judge(search.loss, float(np.vdot(pseudo, move)), end.loss, float(np.vdot(pseudo_there, move)))
-
-
-def _norm(pseudo: Array) -> float:
-    """Return the largest component: NaN if one is."""
-    return float(np.max(np.abs(pseudo), initial=0.0))

@@ -93,6 +93,17 @@ class Objective(ABC):
         """
         return np.ones_like(w)
 
+    def gradient_norm(self, gradient: Array) -> float:
+        """Return the number that `tol` limits, and that records have: unless overridden, the largest component.
+
+        Args:
+            gradient: Of the objective with its penalties, of the shape of w.
+
+        Raises:
+            Exception: As of `loss_and_gradient`.
+        """
+        return float(np.max(np.abs(gradient), initial=0.0))
+
     def hessian(self, block: Any, w: Array) -> Array:
         """Return the matrix of second derivatives of the sum of losses. Only `Newton` asks for it, if w is small.
 

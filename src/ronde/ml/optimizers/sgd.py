@@ -86,7 +86,7 @@ class SGD(Optimizer):
         else:
             search.w = w
         search.loss, gradient = total.loss_and_gradient(search.w)
-        search.record(float(np.max(np.abs(pseudo_gradient(search.w, gradient, factors)), initial=0.0)), rate)
+        search.record(total.gradient_norm(pseudo_gradient(search.w, gradient, factors)), rate)
         if memory.has_stopped_improving(search.loss, self.tol, self.patience):
             search.reason = "loss"
 

@@ -48,6 +48,10 @@ class SummedObjective:
         loss, gradient = self._c.sum_blocks(lambda block: self._block_loss_and_gradient(block, w))
         return self._penalized(loss, gradient, self.total_weight, w)
 
+    def gradient_norm(self, gradient: Array) -> float:
+        """Return what is compared with the tolerance."""
+        return self._objective.gradient_norm(gradient)
+
     def losses(self, points: Array) -> list[float]:
         """Return mean loss with all penalties at several points."""
         losses = self._c.sum_blocks(
