@@ -27,6 +27,7 @@ __all__ = ["least_squares"]
 
 Array = NDArray[Any]
 
+IDLE = 1e-9  # of the largest part of a column in such a direction: less is a rounding error
 REFINEMENTS = 8  # at most
 PRECISE = 1e-9  # relative to the largest coefficient: a smaller correction is the last
 DEPENDENT = 1e-12  # of the variance of a scaled column: with less of it left, the column follows from others
@@ -138,7 +139,11 @@ def _solve(matrix: Array, right: Array) -> Array:
     basis = vectors[:, kept] / scales[:, None]
     found = basis @ ((basis.T @ right[varies]) / values[kept, None])
     if not kept.all():  # take away what changes no prediction
-        idle, _ = np.linalg.qr(vectors[:, ~kept] / scales[:, None])
+        idle = vectors[:, ~kept]
+        idle = np.where(
+            np.abs(idle) > IDLE, idle, 0.0
+        )  # else a small scale would make much of rounding errors
+        idle, _ = np.linalg.qr(idle / scales[:, None])
         found -= idle @ (idle.T @ found)
     solution[varies] = found
     return solution

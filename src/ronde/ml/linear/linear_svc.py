@@ -12,7 +12,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.class_targets import each_class_against_rest
-from ronde.ml.linear.column_scaling import curvature_scaling, no_scaling
+from ronde.ml.linear.column_scaling import curvature_scaling
 from ronde.ml.linear.linear_model import LinearClassifier, split_weights
 from ronde.ml.linear.standardized_objective import StandardizedObjective
 from ronde.ml.losses import SquaredHingeLoss
@@ -110,13 +110,8 @@ class LinearSVC(LinearClassifier):
         start = np.zeros(data.num_features + self.fit_intercept)
         kind = OWLQN if self.penalty == "l1" else Newton if start.size <= MOST_OF_NEWTON else LBFGS
         optimizer = kind(self.max_iter, self.tol)
-        # Newton's method takes the same steps whatever the scales.
         l2 = 0.0 if self.penalty == "l1" else 1 / (2 * self.C * data.total_weight)
-        scaling = (
-            no_scaling(data.num_features)
-            if kind is Newton
-            else curvature_scaling(self, next(iter(problems.values())), l2, MOST_CURVATURE)
-        )
+        scaling = curvature_scaling(self, next(iter(problems.values())), l2, MOST_CURVATURE)
         results: list[OptimizerResult] = []
 
         def attributes_of(*present: Array) -> Mapping[str, Any]:
