@@ -17,6 +17,9 @@ takes part. The table shows the medians of the CPU time of all processes, and of
 Case `logistic`: a logistic regression of 200,000 x 100 float64 by L-BFGS, the same contestants. All have the same rows
 and minimize the same objective. A line shows its least value, and by how much each contestant's weights exceed it.
 
+Case `linear`: small fits, a wide `Lasso` and a sparse `LogisticRegression` against scikit-learn, by CPU time
+(`linear_fits.py`).
+
 Case `order`: whole fits of k-means and of a logistic regression with `sum_blocks`, and with a plain sum over each
 task's rows and an all-reduce in its place. A step sums 300 to 500,000 numbers. The ratio is the price of bits that do
 not depend on the tasks.
@@ -42,6 +45,7 @@ from typing import Any
 
 import fixed_order
 import kmeans_fits
+import linear_fits
 import logistic_fits
 import lost_tasks
 import numpy as np
@@ -69,7 +73,7 @@ def main() -> None:
         "--cases",
         nargs="+",
         default=["steps"],
-        choices=["steps", "kmeans", "logistic", "order", "lost", "weak"],
+        choices=["steps", "kmeans", "logistic", "linear", "order", "lost", "weak"],
     )
     parser.add_argument(
         "--contestants", nargs="+", default=[QUEUE, ITERATE, BLOCKS, LOOP, BARE], choices=[*STEPS, SPARK]
@@ -85,6 +89,9 @@ def main() -> None:
         rows += compare_kmeans(options.tasks, options.rounds)
     if "logistic" in options.cases:
         rows += compare_logistic(options.tasks, options.rounds)
+    if "linear" in options.cases:
+        for name, ours, theirs in linear_fits.compare_linear_fits(options.rounds):
+            rows += [(name, 1, "ronde", ours * 1e6), (name, 1, "scikit-learn", theirs * 1e6)]
     if "order" in options.cases:
         for cost in fixed_order.compare_orders(options.tasks, options.rounds):
             case = f"order {cost.name} {cost.numbers}"

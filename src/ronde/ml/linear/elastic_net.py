@@ -42,15 +42,16 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
 
         mean over rows of (prediction - y)^2 / 2  +  alpha * l1_ratio * |w|_1  +  alpha * (1 - l1_ratio) / 2 * |w|_2^2
 
-    The mean is a weighted one. The optimizer, OWL-QN, works with centered columns of variance 1, for which it needs no
-    copy of X: so their means and scales have little effect on the number of steps.
+    The mean is a weighted one. The method is coordinate descent on the columns that have coefficients or may get them;
+    for more than 1,000 such columns, OWL-QN. Columns and targets count as if they had the variance 1, so their units
+    have no effect on the steps.
 
     Args:
         alpha: The factor of both penalties. The intercept is not penalized.
         l1_ratio: The part of the first penalty, 0 to 1.
         fit_intercept: Whether there is an intercept.
         max_iter: The largest number of steps.
-        tol: The largest component of the gradient by coefficients of such columns at which the fit ends.
+        tol: The largest component of the gradient, by coefficients of such columns and targets, at which the fit ends.
         warm_start: Whether a second fit starts from the coefficients of the first. Both need the same number of
             outputs and columns.
         random_state: Has no effect: nothing in the fit is random.
@@ -61,7 +62,7 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
         coef_: Shape (features,), or (outputs, features) if y has several columns.
         intercept_: A number; shape (outputs,) if y has two dimensions; 0.0 without intercepts.
         n_iter_: The number of steps.
-        history_: A `History` with `step`, `loss` (the objective), `gradient_norm` and `step_length`.
+        history_: A `History` with `step`, `loss` (the objective) and `gradient_norm`.
     """
 
     _parameter_constraints: ClassVar = {

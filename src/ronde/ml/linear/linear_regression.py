@@ -22,7 +22,8 @@ class LinearRegression(MultiOutputMixin, LinearRegressor):
 
     Args:
         fit_intercept: Whether there is an intercept.
-        tol: With more than 1,000 columns, the largest component of the gradient at which the fit ends.
+        tol: With more than 1,000 columns, the largest component of the gradient at which the fit ends, for targets and
+            the largest column with variance 1.
         max_iter: With more than 1,000 columns, the largest number of steps.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: threads of this process).
         verbose: Whether to print a line for each step.

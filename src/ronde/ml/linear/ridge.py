@@ -23,7 +23,8 @@ class Ridge(MultiOutputMixin, LinearRegressor):
     Args:
         alpha: The factor of the penalty. The intercept is not penalized.
         fit_intercept: Whether there is an intercept.
-        tol: With more than 1,000 columns, the largest component of the gradient at which the fit ends.
+        tol: With more than 1,000 columns, the largest component of the gradient at which the fit ends, for targets and
+            the largest column with variance 1.
         max_iter: With more than 1,000 columns, the largest number of steps (None: 1,000).
         solver: Has no effect: the solvers of scikit-learn, by whose names it goes ("auto"), find the same coefficients.
         random_state: Has no effect: nothing in the fit is random.
