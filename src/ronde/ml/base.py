@@ -18,7 +18,7 @@ from ronde.ml.progress import Progress
 from ronde.ml.saving import save
 from ronde.ml.tasks import one_blas_thread
 
-__all__ = ["DistributedEstimator", "fitting", "overflow_message"]
+__all__ = ["DistributedEstimator", "fitting", "overflow_message", "vanishing_message"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -43,8 +43,15 @@ def overflow_message(name: str, loss: float, step: float) -> str:
     """Return the text of the error for a loss that is not finite, although X and y are. `name`: of the estimator."""
     return (
         f"{name}: the loss is {loss} in step {step:.0f}, because numbers in X or y are so large that sums of their "
-        "squares overflow, or so small that they vanish: divide them by their scale, for example with scikit-learn's "
-        "StandardScaler"
+        "squares overflow: divide them by their scale, for example with scikit-learn's StandardScaler"
+    )
+
+
+def vanishing_message(name: str) -> str:
+    """Return the text of the error for numbers whose squares are 0 within the range of numbers. `name`: as above."""
+    return (
+        f"{name}: numbers in X or y are so small that their squares vanish: divide them by their scale, for example "
+        "with scikit-learn's StandardScaler"
     )
 
 

@@ -116,14 +116,13 @@ def iterate_fit(
     state: Mapping[str, Any],
     max_iter: int,
     on: str | Cluster | None,
-    has_few_steps: bool = False,
 ) -> SimpleNamespace:
     """Return the state after the last step of an iteration over the rows of a fit.
 
-    `step`: keeps nothing beside the state, so that tasks that are threads share it. `on`: of the estimator.
-    `has_few_steps`: another task then pays only with more numbers. Raises RondeError as `iterate` does.
+    `step`: keeps nothing beside the state, so that tasks that are threads share it. `on`: of the estimator. Raises
+    RondeError as `iterate` does.
     """
-    place = place_of(on, data.size // 4 if has_few_steps else data.size)
+    place = place_of(on, data.work)
     return iterate(
         SingleThreadedStep(step, is_stateless=True),
         data=data.rows_at(place),

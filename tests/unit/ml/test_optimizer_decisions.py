@@ -182,6 +182,9 @@ class QuadraticTotal:
         self.sums.append("loss and gradient")
         return self._value(w), self._matrix @ w - 1
 
+    def gradient_norm(self, gradient: Array) -> float:
+        return float(np.abs(gradient).max())
+
     def losses(self, points: Array) -> list[float]:
         self.sums.append("losses")
         return [self._value(w) for w in points]

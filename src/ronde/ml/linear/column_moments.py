@@ -39,7 +39,8 @@ class ColumnMoments:
         target_variances: Of the columns of y.
         products: The mean products of deviations, shape (outputs, features): a gradient, but for its sign. 0 if they
             were not asked for.
-        are_in_range: Whether the sums of squares have neither overflowed nor vanished. Otherwise nothing else counts.
+        overflow: Whether sums of squares do. Then nothing else counts.
+        vanish: Whether squares do. Then nothing else counts.
     """
 
     weight: float
@@ -48,7 +49,13 @@ class ColumnMoments:
     target_means: Array
     target_variances: Array
     products: Array
-    are_in_range: bool
+    overflow: bool
+    vanish: bool
+
+    @property
+    def are_in_range(self) -> bool:
+        """Whether squares neither overflow nor vanish."""
+        return not (self.overflow or self.vanish)
 
     @functools.cached_property
     def scales(self) -> Array:
@@ -88,8 +95,8 @@ def column_moments(
         else:
             means, target_means = np.zeros_like(means), np.zeros_like(target_means)
         products = np.where(variances > 0, products, 0.0)
-    in_range = bool(np.isfinite(squares) and not sums["vanished"])
-    return ColumnMoments(weight, means, variances, target_means, target_variances, products, in_range)
+    overflow, vanish = not np.isfinite(squares), bool(sums["vanished"])
+    return ColumnMoments(weight, means, variances, target_means, target_variances, products, overflow, vanish)
 
 
 def _without_rounding(variances: Array, means: Array, dtype: np.dtype[Any]) -> Array:
@@ -188,9 +195,10 @@ def _with_values(X: Any, values: Array) -> Any:
 def _products(X: Any, targets: Array, shift: Array) -> Array:
     """Return the sums of products of targets, which have weights already, with deviations."""
     if is_sparse(X):
-        return np.asarray((transposed(X) @ targets).T - targets.sum(axis=0)[:, None] * shift)
-    products, size = np.zeros((targets.shape[1], X.shape[1])), max(1, CHUNK // X.shape[1])
-    for begin in range(0, len(X), size):
-        part = slice(begin, begin + size)
-        products += targets[part].T @ (X[part] - shift)
-    return products
+        products = np.asarray((transposed(X) @ targets).T)
+    else:
+        products, size = np.zeros((targets.shape[1], X.shape[1])), max(1, CHUNK // X.shape[1])
+        for begin in range(0, len(X), size):
+            part = slice(begin, begin + size)
+            products += targets[part].T @ X[part].astype(np.float64, copy=False)
+    return products - targets.sum(axis=0)[:, None] * shift

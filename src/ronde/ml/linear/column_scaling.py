@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass
-from ronde.ml.base import overflow_message
+from ronde.ml.base import overflow_message, vanishing_message
 from ronde.ml.linear.column_moments import ColumnMoments, column_moments
 from ronde.ml.tasks import iterate_fit
 from ronde.ml.training_data import TrainingData
@@ -89,15 +89,17 @@ def moments_of(model: Any, data: TrainingData) -> ColumnMoments:
     data.require_weight()
     step = _MomentsStep(model.fit_intercept, data.dtype)
     on = None if isinstance(data.rows, Mapping) else model.on
-    moments: ColumnMoments = iterate_fit(step, data, {"moments": None}, 1, on, has_few_steps=True).moments
+    moments: ColumnMoments = iterate_fit(step, data, {"moments": None}, 1, on).moments
     return in_range(model, moments)
 
 
 def in_range(model: Any, moments: ColumnMoments | None) -> ColumnMoments:
     """Return the moments. Raises ValueError if squares overflow or vanish."""
     assert moments is not None
-    if not moments.are_in_range:
+    if moments.overflow:
         raise ValueError(overflow_message(type(model).__name__, math.inf, 1))
+    if moments.vanish:
+        raise ValueError(vanishing_message(type(model).__name__))
     return moments
 
 

@@ -126,7 +126,7 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
             l1, l2, self.fit_intercept, self.tol, data.dtype, FitReport(progress, attributes_of)
         )
         search: CoordinateSearch = iterate_fit(
-            step, data, {"search": CoordinateSearch(start)}, self.max_iter, self.on, has_few_steps=True
+            step, data, {"search": CoordinateSearch(start)}, self.max_iter, self.on
         ).search
         moments = in_range(self, search.moments)
         weights, history = search.coefficients(), search.history

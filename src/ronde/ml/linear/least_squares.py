@@ -37,7 +37,7 @@ def least_squares(
     data: TrainingData, alpha: float, fit_intercept: bool, on: Any, report: FitReport
 ) -> SimpleNamespace:
     """Return `weights`, the coefficients of each output, with the intercept as last column if there is one, and
-    `history`, the records of the steps.
+    `history`, the records of the steps; and `moments`, which may be out of range.
 
     The weights minimize the sum over rows of weight * (X w + b - y)^2, plus alpha * |w|^2. `report`: gets the record of
     each step, and the weights.
@@ -48,10 +48,10 @@ def least_squares(
         {"moments": None, "matrix": None, "coef": None, "history": []},
         2 + REFINEMENTS,
         on,
-        has_few_steps=True,
     )
-    history = state.history if state.moments.are_in_range else [{"step": 1, "loss": math.inf}]
-    return SimpleNamespace(weights=_weights(state, fit_intercept), history=history)
+    return SimpleNamespace(
+        weights=_weights(state, fit_intercept), history=state.history, moments=state.moments
+    )
 
 
 def _weights(state: SimpleNamespace, fit_intercept: bool) -> Array:

@@ -89,7 +89,7 @@ class LinearModel(DistributedEstimator):
         """
         if isinstance(optimizer, DescentOptimizer) and data.dtype == np.float32:
             optimizer.precision = FLOAT32_PRECISION
-        place = place_of(self.on, data.size)
+        place = place_of(self.on, data.work)
         try:
             result = optimizer.minimize(
                 objective,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.ml.linear.column_scaling import ColumnScaling, moments_of
+from ronde.ml.linear.column_scaling import ColumnScaling, in_range, moments_of
 from ronde.ml.linear.least_squares import least_squares
 from ronde.ml.linear.linear_model import (
     FitReport,
@@ -52,6 +52,7 @@ def fit_squares(
         progress = model._progress(None, data.for_callbacks)
         report = FitReport(progress, attributes_of)
         found = least_squares(data, alpha, fit_intercept, model.on, report)
+        in_range(model, found.moments)
         weights, history = found.weights, found.history
     else:
         progress = model._progress(model.max_iter or MOST_STEPS, data.for_callbacks)

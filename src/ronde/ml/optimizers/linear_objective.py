@@ -136,8 +136,11 @@ class LinearObjective(Objective):
             gram = X.T @ (X * factors[:, None])
         if not self.fit_intercept:
             return np.asarray(gram)
-        border = (X.T @ factors)[:, None]
-        return np.block([[gram, border], [border.T, factors.sum()]])
+        bordered = np.empty((X.shape[1] + 1, X.shape[1] + 1))
+        bordered[:-1, :-1] = gram
+        bordered[:-1, -1] = bordered[-1, :-1] = X.T @ factors
+        bordered[-1, -1] = factors.sum()
+        return bordered
 
 
 class RowChunk(NamedTuple):
