@@ -121,7 +121,7 @@ def sparse_contests() -> Iterator[Contest]:
     X = random_array((20_000, 5000), density=0.01, format="csr", rng=1)  # noqa: N806
     y = X @ random.normal(size=5000) + 0.3 * random.normal(size=20_000) > 0
     for tol in (1e-4, 1e-6):
-        options = {"max_iter": 1000, "tol": tol}
+        options: dict[str, Any] = {"max_iter": 1000, "tol": tol}
         ours = ronde.ml.LogisticRegression(**options)
         theirs = sklearn.linear_model.LogisticRegression(**options)
         yield Contest(f"CSR, LogisticRegression(tol={tol})", ours, theirs, X, y, logistic_objective)

@@ -23,7 +23,7 @@ from ronde.comqueue.checkpointing import (
     MemoryPlace,
 )
 from ronde.comqueue.partitions import CommonData, divide_data, load_data
-from ronde.comqueue.plan import Plan, StepError, run_plan
+from ronde.comqueue.plan import Plan, StepError, run_plan, with_copied_functions
 from ronde.comqueue.rows import LocatedRows, RowSource
 from ronde.comqueue.shared_values import SharedValues
 from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_groups
@@ -223,7 +223,7 @@ def _run_in_job(plan: Plan) -> list[Any]:
     parts = [copy.deepcopy(part) if task == group.task_id else {} for task, part in enumerate(parts)]
     values = _Values([replace(common, broadcast=copy.deepcopy(common.broadcast)), *parts])
     place = _folder_of(plan)
-    return group.allgather_object(_run_task(copy.deepcopy(_without_data(plan)), values, place, group))
+    return group.allgather_object(_run_task(with_copied_functions(_without_data(plan)), values, place, group))
 
 
 def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
@@ -374,7 +374,7 @@ class _TaskThread(threading.Thread):
         self.group = group
         self.result: Any = None
         self.error: BaseException | None = None
-        self._plan, self._values, self._place = copy.deepcopy(plan), values, place
+        self._plan, self._values, self._place = with_copied_functions(plan), values, place
 
     def run(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -246,6 +247,9 @@ class _StepItem(CommunicateFunction):
 
     def __repr__(self) -> str:
         return name_of(self._function)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _StepItem:
+        return type(self)(copy.deepcopy(self._function, memo), self._names)
 
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
         state = vars(context.get_obj(STATE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -17,10 +18,10 @@ from ronde.comqueue.task_group import TaskGroup
 from ronde.errors import MismatchError, PeerError, RondeError, UsageError
 from ronde.launch.calls import pickler
 from ronde.launch.unsendable import describe_unsendable_part
-from ronde.light_dataclasses import dataclass, field
+from ronde.light_dataclasses import dataclass, field, replace
 from ronde.types import Max, Min
 
-__all__ = ["Item", "Plan", "StepError", "run_plan"]
+__all__ = ["Item", "Plan", "StepError", "run_plan", "with_copied_functions"]
 
 
 class StepError(RondeError):
@@ -51,6 +52,21 @@ class Plan:
     max_iter: int | None = 1
     checkpoint: CheckpointRule | None = None
     rows_per_block: int = 1
+
+
+def with_copied_functions(plan: Plan) -> Plan:
+    """Return the plan with copies of its functions, which share what they shared before."""
+    memo: dict[int, Any] = {}
+
+    def copied(item: Item) -> Item:
+        return Item(item.name, copy.deepcopy(item.function, memo))
+
+    return replace(
+        plan,
+        items=list(map(copied, plan.items)),
+        criterion=plan.criterion and copied(plan.criterion),
+        complete=plan.complete and copied(plan.complete),
+    )
 
 
 def run_plan(

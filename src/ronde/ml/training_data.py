@@ -56,8 +56,9 @@ class TrainingData:
     @property
     def size(self) -> int:
         """How many numbers a step reads, for `place_of`."""
-        X = self.rows["X"] if isinstance(self.rows, Mapping) else None
-        return int(X.nnz) if is_sparse(X) else self.num_rows * self.num_features
+        if isinstance(self.rows, Mapping) and is_sparse(self.rows["X"]):
+            return int(self.rows["X"].nnz)
+        return self.num_rows * self.num_features
 
     @property
     def work(self) -> int:

@@ -131,8 +131,9 @@ def test_units_of_x_have_no_effect(rows: Any, scale: float) -> None:
 @pytest.mark.parametrize("name", [*REGRESSORS, "many columns", *CLASSIFIERS])
 def test_numbers_whose_squares_are_no_numbers_are_refused(name: str, make: Any, scale: float) -> None:
     rows, y = (WIDE, WIDE_Y) if name == "many columns" else (X, Y)
+    model: Any
     if name in CLASSIFIERS:
-        model, y = CLASSIFIERS[name], y > 0
+        model, y = CLASSIFIERS[name], (y > 0).astype(float)
     else:
         model = REGRESSORS.get(name, REGRESSORS["Ridge"])(1.0)
     with warnings.catch_warnings():

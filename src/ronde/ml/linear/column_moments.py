@@ -23,7 +23,7 @@ __all__ = ["CHUNK", "ColumnMoments", "column_moments", "rows_and_weights"]
 Array = NDArray[Any]
 
 ROUNDING = 4  # units in the last place
-CHUNK = 1 << 17  # numbers of X whose deviations are formed at a time
+CHUNK = 1 << 18  # numbers of X whose deviations are formed at a time
 LEAST_SQUARES = 1e-290  # sums of squares below have lost digits
 
 
@@ -134,7 +134,7 @@ def _means(block: Any, fit_intercept: bool) -> tuple[Array, Array] | None:
 
 def _is_full(X: Any) -> Array:
     """Return which columns of a sparse matrix have a stored number in each row."""
-    return np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0]
+    return np.asarray(np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0])
 
 
 def _sums(block: Any, x_shift: Array, y_shift: Array, with_products: bool) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _sums(block: Any, x_shift: Array, y_shift: Array, with_products: bool) -> di
     deviations, squares, vanished = sums(X, weights, x_shift)
     target_squares = (y * weighted).sum(axis=0)
     small = target_squares < LEAST_SQUARES
-    vanished += np.count_nonzero(weighted[:, small])
+    vanished += int(np.count_nonzero(weighted[:, small]))
     return {
         "weight": weights.sum(),
         "X": deviations,
@@ -169,7 +169,7 @@ def _dense_sums(X: Array, weights: Array, shift: Array) -> tuple[Array, Array, i
         of_part = weights[part] @ rows
         squares += of_part
         if (small := of_part < LEAST_SQUARES).any():
-            vanished += np.count_nonzero((X[part][:, small] - shift[small])[weights[part] > 0])
+            vanished += int(np.count_nonzero((X[part][:, small] - shift[small])[weights[part] > 0]))
     return sums, squares, vanished
 
 
@@ -180,11 +180,12 @@ def _sparse_sums(X: Any, weights: Array, shift: Array) -> tuple[Array, Array, in
         values = values - shift[X.indices]
         of_columns = transposed(_with_values(X, np.ones(len(values)))) @ weights
         of_zeros = np.where(_is_full(X), 0.0, weights.sum() - of_columns)
-    sums = transposed(_with_values(X, values)) @ weights
+    sums = transposed(X if values is X.data else _with_values(X, values)) @ weights
     squares = transposed(_with_values(X, values * values)) @ weights
     vanished, small = 0, squares < LEAST_SQUARES
     if small.any():
-        vanished = np.count_nonzero((values * np.repeat(weights, np.diff(X.indptr)))[small[X.indices]])
+        of_rows = np.repeat(weights, np.diff(X.indptr))
+        vanished = int(np.count_nonzero((values * of_rows)[small[X.indices]]))
     return sums - of_zeros * shift, squares + of_zeros * shift * shift, vanished
 
 
@@ -201,4 +202,4 @@ def _products(X: Any, targets: Array, shift: Array) -> Array:
         for begin in range(0, len(X), size):
             part = slice(begin, begin + size)
             products += targets[part].T @ X[part].astype(np.float64, copy=False)
-    return products - targets.sum(axis=0)[:, None] * shift
+    return np.asarray(products - targets.sum(axis=0)[:, None] * shift)
