@@ -44,7 +44,9 @@ MOST_COLUMNS = 1000  # whose matrix of second moments is formed
 FIRST_COLUMNS = 40  # may join the working set in any step
 INNER_TOLERANCE = 0.3  # of that of the fit
 INNER_PROGRESS = 1e-5  # part of a violation that a step need not remove from the working set
-PASSES, ROUNDS = 100, 20  # of coordinate descent in a step: passes between two moves within an orthant
+PASSES, ROUNDS = 100, 20  # of coordinate descent in a step: passes between moves within an orthant
+MOVES = 10  # in a row
+FLAT = 1e-12  # part of the largest curvature: with less, a direction has none
 PATIENCE = 3  # steps in a row without progress, after which only rounding errors are left
 
 
@@ -235,22 +237,35 @@ def minimize_quadratic(matrix: Array, penalties: Array, gradient: Array, w: Arra
     for _ in range(ROUNDS):
         if descend_coordinates(matrix, penalties, gradient, w, tolerance, PASSES) < PASSES:
             return True
-        _move_in_orthant(matrix, penalties, gradient, w)
+        for _ in range(MOVES):
+            if not _move_in_orthant(matrix, penalties, gradient, w):
+                break
     return False
 
 
-def _move_in_orthant(matrix: Array, penalties: Array, gradient: Array, w: Array) -> None:
+def _move_in_orthant(matrix: Array, penalties: Array, gradient: Array, w: Array) -> bool:
+    """Move to the minimum for the present signs; return whether that ended early, because a coefficient became 0.
+
+    In a direction without curvature the penalty falls until this happens.
+    """
     present = np.flatnonzero(w)
-    values = w[present]
-    slopes = gradient[present] + penalties[present] * np.sign(values)
-    move = -np.linalg.lstsq(matrix[np.ix_(present, present)], slopes, rcond=None)[0]
-    if not np.vdot(slopes, move) < 0:
-        return
-    shrinks = values * move < 0
-    lengths = np.divide(-values, move, out=np.full(len(values), np.inf), where=shrinks)
-    length = min(1.0, float(lengths.min(initial=np.inf)))
+    if not present.size:
+        return False
+    values, slopes = w[present], gradient[present] + penalties[present] * np.sign(w[present])
+    curvatures, vectors = np.linalg.eigh(matrix[np.ix_(present, present)])
+    along = vectors.T @ slopes
+    is_flat = curvatures <= FLAT * curvatures[-1]
+    if np.abs(along[is_flat]).max(initial=0.0) > FLAT * np.abs(along).max():
+        move, most = -vectors[:, is_flat] @ along[is_flat], np.inf
+    else:
+        move, most = -vectors[:, ~is_flat] @ (along[~is_flat] / curvatures[~is_flat]), 1.0
+    lengths = np.divide(-values, move, out=np.full(len(values), np.inf), where=values * move < 0)
+    length = min(most, float(lengths.min()))
+    if not (np.vdot(slopes, move) < 0 and np.isfinite(length)):
+        return False
     w[present] = np.where(lengths <= length, 0.0, values + length * move)
     gradient += matrix[:, present] @ (w[present] - values)
+    return length < most
 
 
 def _second_moments(block: Any, columns: NDArray[np.intp], means: Array, scales: Array, old: int) -> Array:

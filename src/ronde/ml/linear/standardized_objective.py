@@ -29,6 +29,7 @@ class StandardizedObjective(Objective):
         self._objective, self._scaling = objective, scaling
         self._tol_factors = np.clip(scaling.scales, 1.0, most_factor)
         self.l1, self.l2 = objective.l1, objective.l2
+        self._factors: Array | None = None
         self._last: tuple[Array, Array] | None = None
 
     def loss_and_gradient(self, block: Any, w: Array) -> tuple[float, Array]:
@@ -42,9 +43,10 @@ class StandardizedObjective(Objective):
         return self._objective.total_weight(block)
 
     def penalty_factors(self, w: Array) -> Array:
-        factors = self._objective.penalty_factors(w)
-        factors[..., : len(self._scaling.scales)] /= self._scaling.scales
-        return factors
+        if self._factors is None or self._factors.shape != w.shape:  # asked for several times in each step
+            self._factors = self._objective.penalty_factors(w)
+            self._factors[..., : len(self._scaling.scales)] /= self._scaling.scales
+        return self._factors
 
     def gradient_norm(self, gradient: Array) -> float:
         counted = np.abs(gradient)
