@@ -42,9 +42,7 @@ def sum_over_blocks(
     gives them, for errors.
     """
     if list(division.blocks) == [1]:
-        only = next(summands)
-        flatten(only, source)  # raises if it is no tree of arrays
-        return map_leaves(only, np.copy)
+        return _copied(next(summands), source)
     blocks = division.blocks_of(group.task_id)
     mine = _Summands(summands, source)
     partials = mine.add_up(blocks, buffers) if blocks else []
@@ -62,6 +60,15 @@ def sum_over_blocks(
     ]
     totals = mine.layout.parts(flats)
     return map_leaves(mine.example, lambda leaf: next(totals))
+
+
+def _copied(tree: Any, source: str) -> Any:
+    """Return a copy of the only summand."""
+    try:
+        return map_leaves(tree, lambda leaf: leaf.copy())
+    except Exception:
+        flatten(tree, source)  # raises UsageError if it is no tree of arrays
+        raise
 
 
 @functools.lru_cache(maxsize=100)

@@ -243,3 +243,28 @@ def test_summands_of_another_shape(on: str) -> None:
         RemoteError, match=r"lambda> gives float64 \(1,\) for one block and float64 \(2,\) for another"
     ):
         iterate(step, data=np.arange(4), state={}, max_iter=1, on=on)
+
+
+@pytest.mark.parametrize("rows_per_block", [1, 100])
+def test_summands_that_are_no_arrays(rows_per_block: int) -> None:
+    with pytest.raises(RemoteError, match="is of type str: expected an array, a number, or a dict"):
+        iterate(
+            lambda c: c.sum_blocks(lambda block: "text"),
+            data=rows_of(9),
+            state={},
+            max_iter=1,
+            on="threads:1",
+            rows_per_block=rows_per_block,
+        )
+
+
+def test_the_sum_of_one_block_is_a_copy() -> None:
+    kept = np.zeros(3)
+
+    def step(c: IterationStep) -> None:
+        c.state.found = c.sum_blocks(lambda block: (kept, 1))
+        kept[:] = 7
+
+    state = iterate(step, data=rows_of(9), state={}, max_iter=1, on="threads:1", rows_per_block=100).state
+    np.testing.assert_array_equal(state.found[0], np.zeros(3))
+    assert state.found[1] == 1

@@ -108,8 +108,8 @@ class PerceptronStep:
         mistakes, gradient = np.zeros(len(w)), np.zeros(w.shape)
         for chunk in row_chunks(block):
             signs = np.where(chunk.y[:, None] == self._numbers, 1.0, -1.0)
-            _, slopes = self._objective.loss.values_and_slopes(signs, self._objective.scores(chunk.X, w))
-            slopes = chunk.weighted(slopes)
+            is_wrong = signs * self._objective.scores(chunk.X, w) <= 0
+            slopes = chunk.weighted(np.where(is_wrong, -signs, 0.0))
             mistakes += np.abs(slopes).sum(axis=0)
             self._objective.add_gradient(gradient, chunk.X, slopes)
         return mistakes, gradient
