@@ -31,7 +31,14 @@ def test_the_number_of_blocks(num_rows: int, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_rows", "least_rows", "expected"),
-    [(150, 1024, 1), (150, 64, 2), (64 * 100 - 1, 100, 63), (64 * 100, 100, 64), (10**7, 1024, 2048), (0, 9, 0)],
+    [
+        (150, 1024, 1),
+        (150, 64, 2),
+        (64 * 100 - 1, 100, 63),
+        (64 * 100, 100, 64),
+        (10**7, 1024, 2048),
+        (0, 9, 0),
+    ],
 )
 def test_few_rows_make_few_blocks_on_demand(num_rows: int, least_rows: int, expected: int) -> None:
     assert block_count(num_rows, least_rows) == expected
