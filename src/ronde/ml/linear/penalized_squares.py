@@ -41,7 +41,8 @@ Array = NDArray[Any]
 
 TOO_MANY_COLUMNS = "too many columns"  # the reason if the working set would become larger than MOST_COLUMNS
 MOST_COLUMNS = 1000  # whose matrix of second moments is formed
-FIRST_COLUMNS = 40  # may join the working set in any step
+FEW_COLUMNS = 100  # may all join the working set at once
+FIRST_COLUMNS = 40  # of more columns, may join the working set in any step
 INNER_TOLERANCE = 0.3  # of that of the fit
 INNER_PROGRESS = 1e-5  # part of a violation that a step need not remove from the working set
 PASSES, ROUNDS = 100, 20  # of coordinate descent in a step: passes between moves within an orthant
@@ -154,7 +155,8 @@ class CoordinateStep:
         violating = np.flatnonzero(violations > self._tol)
         present = np.flatnonzero(search.w.any(axis=0))
         largest_first = violating[np.argsort(-violations[violating], kind="stable")]
-        added = np.sort(largest_first[: max(FIRST_COLUMNS, len(present))])
+        most = max(FIRST_COLUMNS, len(present)) if len(violations) > FEW_COLUMNS else FEW_COLUMNS
+        added = np.sort(largest_first[:most])
         if len(search.columns) + len(added) > MOST_COLUMNS:
             kept = np.flatnonzero(np.isin(search.columns, present))
             search.columns, search.matrix = search.columns[kept], search.matrix[np.ix_(kept, kept)]
