@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin, with_callbacks
 from sklearn.utils._param_validation import HasMethods  # private, but what `_validate_params` reads
 
+from ronde.ml.fitted_forms import ArrayForm, FittedForm, HistoryForm, NumberForm
 from ronde.ml.history import History
 from ronde.ml.missing_parameters import explains_missing_parameters
 from ronde.ml.progress import Progress
@@ -59,7 +60,7 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
     """The base of the estimators of `ronde.ml`.
 
     A derived class has the parameters `on` and `verbose`, adds the constraints of others to `_parameter_constraints`,
-    which scikit-learn checks, and decorates `fit` with `fitting`.
+    which scikit-learn checks, adds its fitted attributes to `_fitted_forms`, and decorates `fit` with `fitting`.
 
     Attributes:
         history_: A `History`: one record for each step of the last fit.
@@ -68,6 +69,12 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "on": [None, str, HasMethods(["capacity", "request", "cancel"])],  # a name or a cluster
         "verbose": ["verbose"],
+    }
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        "n_features_in_": NumberForm(size="features", is_needed=True),
+        "feature_names_in_": ArrayForm(("features",), ("str",)),
+        "history_": HistoryForm(),
+        "n_iter_": NumberForm(),
     }
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -37,6 +37,7 @@ from ronde.ml.clustering.point_data import (
     point_data,
     rows_in_pieces,
 )
+from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm
 from ronde.ml.row_arguments import check_in_memory, is_on_cluster
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData
@@ -68,6 +69,12 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         "tol": [Interval(Real, 0, None, closed="left")],
         "n_init": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
+    }
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **DistributedEstimator._fitted_forms,
+        "cluster_centers_": ArrayForm(("clusters", "features"), is_needed=True),
+        "labels_": ArrayForm(("rows",), ("int32",)),
+        "inertia_": NumberForm(is_int=False),
     }
 
     cluster_centers_: Array

@@ -28,6 +28,7 @@ from ronde.ml.clustering.mini_batches import (
     weak_clusters,
 )
 from ronde.ml.clustering.point_data import accepted_formats, keeps_labels, point_data
+from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm
 from ronde.ml.kmeans import CenterEstimator
 from ronde.ml.row_arguments import check_in_memory
 from ronde.ml.tasks import SingleThreadedStep, place_of
@@ -96,6 +97,11 @@ class MiniBatchKMeans(CenterEstimator):
         "init_size": [Interval(Integral, 1, None, closed="left"), None],
         "compute_labels": ["boolean"],
         "reassignment_ratio": [Interval(Real, 0, 1, closed="left")],
+    }
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **CenterEstimator._fitted_forms,
+        "counts_": ArrayForm(("clusters",), ("float64",), is_needed=True),
+        "n_steps_": NumberForm(is_needed=True),
     }
 
     def __init__(

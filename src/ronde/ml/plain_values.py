@@ -2,7 +2,7 @@
 
 JSON's own types stand for themselves. All else is an object with one key, which says what it is:
 {"array": 3} (number 3 of the file), {"scalar": 4}, {"texts": [...]}, {"tuple": [...]}, {"dict": [[key, value], ...]},
-{"float": "nan"} and {"history": [...]}.
+{"float": "nan"} and {"history": {name: the values of all records, as {"array": 4}}}.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,9 @@ def encoded(value: Any, name: str, arrays: list[NDArray[Any]]) -> Any:
             pairs = [[encoded(key, name, arrays), encoded(each, name, arrays)] for key, each in value.items()]
             return {"dict": pairs}
         case History():
-            return {"history": [encoded(record, name, arrays) for record in value]}
+            return {
+                "history": {key: encoded(column, name, arrays) for key, column in _columns(value).items()}
+            }
     raise UsageError(
         f"{name} is of type {type(value).__qualname__}, which a file of an estimator cannot contain: expected numbers, "
         "texts, arrays of these, lists, tuples or dicts"
@@ -69,7 +71,7 @@ def decoded(value: Any, arrays: ArrayReader) -> Any:
         case "scalar":
             return arrays.read(content)[()]
         case "texts":
-            return np.array(content, dtype=object)
+            return _texts(content)
         case "tuple":
             return tuple(decoded(each, arrays) for each in content)
         case "dict":
@@ -77,8 +79,27 @@ def decoded(value: Any, arrays: ArrayReader) -> Any:
         case "float":
             return float(content)
         case "history":
-            return History(decoded(record, arrays) for record in content)
+            return _history({key: decoded(column, arrays) for key, column in content.items()})
     raise ValueError(f"unknown kind of value: {kind!r}")
+
+
+def _columns(history: History) -> dict[str, NDArray[Any]]:
+    """Return the values of all records by their names: a fit may take so many steps that JSON would be too large."""
+    return {key: np.array([record[key] for record in history]) for key in (history[0] if history else ())}
+
+
+def _history(columns: Mapping[str, NDArray[Any]]) -> History:
+    if any(column.ndim != 1 or column.dtype.kind not in "biuf" for column in columns.values()):
+        raise ValueError("a history consists of columns of numbers")
+    values = [column.tolist() for column in columns.values()]
+    return History(dict(zip(columns, record)) for record in zip(*values, strict=True))
+
+
+def _texts(content: Any) -> NDArray[Any]:
+    texts = np.array(content, dtype=object)
+    if not all(isinstance(each, str) for each in texts.flat):
+        raise ValueError("an array of texts contains something else")
+    return texts
 
 
 def write_arrays(archive: zipfile.ZipFile, arrays: Sequence[NDArray[Any]]) -> None:
@@ -109,7 +130,7 @@ class ArrayReader:
             raise ValueError(f"array {number} has the dtype {dtype}")
         if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(data) - file.tell():
             raise ValueError(f"array {number} of shape {shape} and dtype {dtype} has another number of bytes")
-        flat = np.frombuffer(data, dtype, offset=file.tell()).copy()
+        flat = np.frombuffer(data, dtype, offset=file.tell()).astype(dtype.newbyteorder("="))
         return flat.reshape(shape, order="F" if is_fortran else "C")
 
 

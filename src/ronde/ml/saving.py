@@ -1,16 +1,19 @@
 """Estimators in files that are safe to open from a stranger: no pickle, and nothing in them is executed.
 
 A file is a zip archive of `estimator.json` (class, parameters, attributes) and the arrays that it refers to, in NumPy's
-format. `load` makes objects only of the classes of `ronde.ml`. Members are stored uncompressed and their sizes are
-compared with that of the file before they are read, so a small file cannot take much memory.
+format. `load` makes objects only of the classes of `ronde.ml`, and their attributes have the names, dtypes and shapes
+that a fit sets (`fitted_forms`). Members are stored uncompressed and their sizes are compared with that of the file
+before they are read, and what the parsers make of a byte is limited, so a small file cannot take much memory.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import json
 import os
+import struct
 import zipfile
 from contextlib import suppress
 from typing import IO, Any
@@ -20,16 +23,21 @@ import numpy as np
 from ronde.errors import UsageError
 from ronde.ml import ESTIMATORS
 from ronde.ml.estimator_settings import apply_settings, described_settings
+from ronde.ml.fitted_forms import find_wrong_attribute
 from ronde.ml.plain_values import ArrayReader, decoded, encoded, write_arrays
 from ronde.new_files import create_anew
 
 __all__ = ["from_bytes", "load", "save", "to_bytes"]
 
-FORMAT = 1
+FORMAT = 2
 DESCRIPTION = "estimator.json"
 MOST_MEMBERS = 1000
 LARGEST_DESCRIPTION = 16 << 20  # bytes
-NOT_SAVED = {"on": None}  # says where a fit runs, which is no property of a model
+MOST_VALUES = 500_000  # in the description: each can take 30 times the memory of its text
+# The last bytes of an archive without a comment: in large files a locator of more precise sizes, and the end record.
+END_RECORD = struct.Struct("<4s16x4s4H2LH")
+BYTES_OF_A_MEMBER = 200  # in the archive's directory, at most
+NOT_SAVED = {"on"}  # says where a fit runs, which is no property of a model
 
 
 def save(estimator: Any, path: str | os.PathLike[str]) -> None:
@@ -67,8 +75,15 @@ def _write(estimator: Any, file: IO[bytes]) -> None:
         "attributes": {key: encoded(value, f"{name}.{key}", arrays) for key, value in attributes.items()},
         **described_settings(estimator),
     }
+    if wrong := find_wrong_attribute(estimator._fitted_forms, attributes):
+        raise UsageError(f"{name} cannot be saved: {wrong}")
+    text = json.dumps(description, allow_nan=False).encode()
+    try:
+        _check_description(text)
+    except UsageError as error:
+        raise UsageError(f"{name} cannot be saved: {error}") from None
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(DESCRIPTION, json.dumps(description, allow_nan=False))
+        archive.writestr(DESCRIPTION, text)
         write_arrays(archive, arrays)
 
 
@@ -98,19 +113,35 @@ def from_bytes(content: bytes, name: str) -> Any:
 def _read(file: IO[bytes], name: str) -> Any:
     try:
         size = file.seek(0, os.SEEK_END)
+        _check_directory(file, size)
         with zipfile.ZipFile(file) as archive:
             _check_members(archive, size)
-            description = json.loads(archive.read(DESCRIPTION))
-            return _estimator(description, ArrayReader(archive))
+            text = archive.read(DESCRIPTION)
+            _check_description(text)
+            return _estimator(json.loads(text), ArrayReader(archive))
     except UsageError as error:
         raise UsageError(f"{name} cannot be loaded: {error}") from None
-    except OSError:
-        raise
     except Exception as error:  # a stranger's file can make the parsers raise anything
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place before the start of the file
+            raise
         raise UsageError(
             f"{name} is not a saved estimator, or is damaged or incomplete ({type(error).__name__}: {error}): "
             "save the estimator again"
         ) from None
+
+
+def _check_directory(file: IO[bytes], size: int) -> None:
+    """Raise UsageError if the archive's directory, which `zipfile` reads as a whole, is larger than of a saved one."""
+    file.seek(max(0, size - END_RECORD.size))
+    locator, signature, _, _, _, members, directory_bytes, _, _ = END_RECORD.unpack(file.read())
+    if signature != b"PK\5\6" or (locator == b"PK\6\7" and size <= zipfile.ZIP64_LIMIT):
+        raise UsageError("it does not end like a saved estimator: it is damaged or incomplete")
+    if members > MOST_MEMBERS:
+        raise UsageError(f"it has {members} members, and at most {MOST_MEMBERS} are expected")
+    if directory_bytes > MOST_MEMBERS * BYTES_OF_A_MEMBER:
+        raise UsageError(
+            f"the directory of its members has {directory_bytes} bytes, more than members can take"
+        )
 
 
 def _check_members(archive: zipfile.ZipFile, file_size: int) -> None:
@@ -122,8 +153,14 @@ def _check_members(archive: zipfile.ZipFile, file_size: int) -> None:
         raise UsageError("its members are compressed, which `save` does not do")
     if sum(member.file_size for member in members) > file_size:
         raise UsageError("its members claim to be larger than the file")
-    if archive.getinfo(DESCRIPTION).file_size > LARGEST_DESCRIPTION:
+
+
+def _check_description(text: bytes) -> None:
+    """Raise UsageError if Python's form of the description could take much memory."""
+    if len(text) > LARGEST_DESCRIPTION:
         raise UsageError(f"{DESCRIPTION} exceeds {LARGEST_DESCRIPTION >> 20} MiB")
+    if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise UsageError(f"{DESCRIPTION} consists of more than {MOST_VALUES} values")
 
 
 def _estimator(description: Any, arrays: ArrayReader) -> Any:
@@ -133,19 +170,27 @@ def _estimator(description: Any, arrays: ArrayReader) -> Any:
             "load it with the version that saved it, or a newer one"
         )
     name = description["class"]
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         raise UsageError(f"its class is {name!r}: expected one of {', '.join(sorted(ESTIMATORS))}")
     kind = getattr(importlib.import_module(ESTIMATORS[name]), name)
+    if not_saved := NOT_SAVED & description["params"].keys():
+        raise UsageError(
+            f"it sets {', '.join(not_saved)}, which `save` never writes: somebody else changed the file"
+        )
     params = {key: decoded(value, arrays) for key, value in description["params"].items()}
     try:
         estimator = kind().set_params(**params)
         estimator._validate_params()
     except ValueError as error:  # a parameter that this version does not have, or an invalid value
         raise UsageError(str(error)) from None
-    for key, value in description["attributes"].items():
-        if not _is_fitted_attribute(key) or hasattr(kind, key):
-            raise UsageError(f"{key!r} is not the name of a fitted attribute of {name}")
-        setattr(estimator, key, decoded(value, arrays))
+    encoded_attributes = description["attributes"]
+    if unknown := sorted(encoded_attributes.keys() - kind._fitted_forms.keys()):
+        raise UsageError(f"{unknown[0]!r} is not the name of a fitted attribute of {name}")
+    attributes = {key: decoded(value, arrays) for key, value in encoded_attributes.items()}
+    if wrong := find_wrong_attribute(kind._fitted_forms, attributes):
+        raise UsageError(wrong)
+    for key, value in attributes.items():
+        setattr(estimator, key, value)
     apply_settings(estimator, description)
     return estimator
 

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import random
+import resource
 import sys
 import types
 import zipfile
@@ -16,10 +19,24 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from sklearn import config_context
 
+from ronde import ml
 from ronde.errors import UsageError
 from ronde.ml import ESTIMATORS, KMeans, load
 from ronde.ml.base import DistributedEstimator
 from ronde.ml.history import History
+
+EXAMPLE_ATTRIBUTES = [
+    *("coef_", "classes_", "feature_names_in_", "n_iter_", "loss_", "is_done_", "mixed_", "history_", "a_")
+]
+
+
+class AnyForm:
+    """Of attributes that may be anything."""
+
+    is_needed = False
+
+    def problem(self, value: Any, sizes: dict[str, int]) -> None:
+        return None
 
 
 class Example(DistributedEstimator):
@@ -28,6 +45,7 @@ class Example(DistributedEstimator):
         "alpha": [float],
         "weights": [dict, None],
     }
+    _fitted_forms: ClassVar = {name: AnyForm() for name in EXAMPLE_ATTRIBUTES}
 
     def __init__(self, alpha: Any = 1.0, weights: Any = None, on: Any = None, verbose: int = 0) -> None:
         self.alpha, self.weights, self.on, self.verbose = alpha, weights, on, verbose
@@ -51,7 +69,7 @@ def saved(path: Path, description: Any, arrays: dict[str, bytes] | None = None, 
 
 
 def description(**attributes: Any) -> dict[str, Any]:
-    return {"format": 1, "class": "Example", "params": {}, "attributes": attributes}
+    return {"format": 2, "class": "Example", "params": {}, "attributes": attributes}
 
 
 def npy_file(array: np.ndarray[Any, Any]) -> bytes:
@@ -129,7 +147,7 @@ def test_a_value_without_a_plain_form_is_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "its format is 2.*newer"),
+        ({"format": 3}, "its format is 3.*newer"),
         ({"class": "os.system"}, "its class is 'os.system': expected one of"),
         ({"params": {"beta": 1}}, "beta"),
         ({"params": {"alpha": "x"}}, "alpha"),
@@ -190,7 +208,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     data = (tmp_path / "whole").read_bytes()
     for size in (0, 10, len(data) // 2, len(data) - 1):
         (tmp_path / "part").write_bytes(data[:size])
-        with pytest.raises(UsageError, match="damaged or incomplete"):
+        with pytest.raises(UsageError, match=r"part .*damaged or incomplete"):
             load(tmp_path / "part")
     damaged = bytearray(data)
     damaged[data.index(b"NUMPY") + 200] ^= 1
@@ -202,3 +220,220 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none")
+
+
+# Files of strangers
+
+
+Changes = dict[str, Any]
+
+
+def repacked(path: Path, changes: Changes, params: Changes | None = None) -> Path:
+    """The file of an estimator with other attributes: an array, or JSON; `...`: without this one."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    found = json.loads(content.pop("estimator.json"))
+    found["params"] |= params or {}
+    for name, value in changes.items():
+        if value is ...:
+            del found["attributes"][name]
+        elif isinstance(value, np.ndarray):
+            content[f"arrays/{len(content)}.npy"] = npy_file(value)
+            found["attributes"][name] = {"array": len(content) - 1}
+        else:
+            found["attributes"][name] = value
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("estimator.json", json.dumps(found))
+        for name, data in content.items():
+            archive.writestr(name, data)
+    return path
+
+
+X = np.random.default_rng(0).normal(size=(40, 3))
+TWO, THREE = np.arange(40) % 2, np.array(["a", "b", "c"])[np.arange(40) % 3]
+
+
+def fitted(name: str, y: Any = TWO) -> Any:
+    return getattr(ml, name)().set_params(on="threads:1").fit(X, y)
+
+
+CLASSIFIERS = ["LinearSVC", "LogisticRegression", "Perceptron"]
+REGRESSORS = ["ElasticNet", "Lasso", "LinearRegression", "Ridge"]
+TARGETS = [
+    *((name, y) for name in ("KMeans", "MiniBatchKMeans", *CLASSIFIERS) for y in (TWO, THREE)),
+    *((name, y) for name in REGRESSORS for y in (TWO, TWO[:, None], np.stack([TWO, -TWO], axis=1))),
+]
+
+
+def test_each_estimator_is_tried() -> None:
+    assert {name for name, _ in TARGETS} == ESTIMATORS.keys() - {"Example"}
+
+
+@pytest.mark.parametrize(("name", "y"), TARGETS, ids=lambda each: each if isinstance(each, str) else "y")
+def test_what_a_fit_sets_can_be_loaded(tmp_path: Path, name: str, y: Any) -> None:
+    model = fitted(name, y)
+    model.save(tmp_path / "model")
+    other = load(tmp_path / "model")
+    assert np.array_equal(other.predict(X), model.predict(X))
+    assert other.history_ == model.history_
+    assert vars(other).keys() == vars(model).keys()
+
+
+@pytest.mark.parametrize("name", ["MiniBatchKMeans", "Perceptron"])
+def test_what_a_partial_fit_sets_can_be_loaded(tmp_path: Path, name: str) -> None:
+    model, further = getattr(ml, name)(), {} if name == "MiniBatchKMeans" else {"classes": [0, 1]}
+    model.partial_fit(X, TWO, **further).save(tmp_path / "model")
+    other = load(tmp_path / "model").partial_fit(X, TWO)
+    assert np.array_equal(other.predict(X), model.partial_fit(X, TWO).predict(X))
+
+
+KMEANS, RIDGE, LOGISTIC = "KMeans", "Ridge", "LogisticRegression"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (KMEANS, {"cluster_centers_": np.zeros((3, 3, 3))}, "cluster_centers_ has 3 dimensions: expected 2"),
+        (KMEANS, {"cluster_centers_": np.zeros(3)}, "cluster_centers_ has 1 dimensions: expected 2"),
+        (KMEANS, {"cluster_centers_": np.array(1.0)}, "cluster_centers_ has 0 dimensions: expected 2"),
+        (KMEANS, {"cluster_centers_": np.zeros((0, 3))}, r"the shape \(0, 3\): expected some clusters"),
+        (KMEANS, {"cluster_centers_": np.zeros((3, 2))}, "with 2 features: expected 3"),
+        (
+            KMEANS,
+            {"cluster_centers_": np.zeros((3, 3), int)},
+            "an array of int64: expected float32 or float64",
+        ),
+        (KMEANS, {"cluster_centers_": np.zeros((3, 3), "f2")}, "an array of float16: expected float32"),
+        (KMEANS, {"cluster_centers_": np.array([["a"] * 3])}, "an array of str: expected float32"),
+        (
+            KMEANS,
+            {"cluster_centers_": [[0.0, 0.0, 0.0]]},
+            "cluster_centers_ is of type list: expected an array",
+        ),
+        (KMEANS, {"cluster_centers_": 1.5}, "cluster_centers_ is of type float: expected an array"),
+        (KMEANS, {"cluster_centers_": ...}, "cluster_centers_ is missing"),
+        (KMEANS, {"n_features_in_": "3"}, "n_features_in_ is of type str: expected a whole number"),
+        (KMEANS, {"n_features_in_": 10**100}, "n_features_in_ is a number out of range"),
+        (KMEANS, {"n_features_in_": True}, "n_features_in_ is of type bool"),
+        (KMEANS, {"labels_": np.zeros(40)}, "labels_ is an array of float64: expected int32"),
+        (KMEANS, {"history_": []}, "history_ is of type list: expected a History"),
+        (KMEANS, {"history_": {"history": {"loss": "x"}}}, "damaged"),
+        (KMEANS, {"feature_names_in_": {"texts": ["a", "b"]}}, "with 2 features: expected 3"),
+        (KMEANS, {"feature_names_in_": {"texts": [1, 2, 3]}}, "an array of texts contains something else"),
+        (KMEANS, {"coef_": np.zeros(3)}, "'coef_' is not the name of a fitted attribute of KMeans"),
+        ("MiniBatchKMeans", {"counts_": np.zeros(3)}, "with 3 clusters: expected 8"),
+        ("MiniBatchKMeans", {"n_steps_": 1.5}, "n_steps_ is of type float: expected a whole number"),
+        (RIDGE, {"coef_": np.zeros((2, 2, 3))}, "coef_ has 3 dimensions: expected 2"),
+        (RIDGE, {"intercept_": np.zeros(7)}, r"intercept_ has the shape \(7,\), with 7 outputs: expected 1"),
+        (RIDGE, {"intercept_": "x"}, "intercept_ is of type str: expected an array"),
+        (RIDGE, {"coef_": ...}, "coef_ is missing"),
+        (LOGISTIC, {"classes_": np.zeros(1)}, r"classes_ is an array of shape \(1,\): expected"),
+        (LOGISTIC, {"classes_": np.arange(3)}, "with 1 planes: expected 3"),
+        (LOGISTIC, {"coef_": np.zeros(3)}, "coef_ has 1 dimensions: expected 2"),
+        (LOGISTIC, {"intercept_": np.zeros(2)}, "with 2 planes: expected 1"),
+    ],
+)
+def test_attributes_that_no_fit_sets_are_refused(
+    tmp_path: Path, name: str, changes: Changes, message: str
+) -> None:
+    fitted(name).save(tmp_path / "model")
+    with pytest.raises(UsageError, match=rf"{tmp_path}/model .*{message}"):
+        load(repacked(tmp_path / "model", changes))
+
+
+def test_arrays_of_another_byte_order_get_that_of_this_machine(tmp_path: Path) -> None:
+    model = fitted(KMEANS)
+    model.save(tmp_path / "model")
+    other = load(repacked(tmp_path / "model", {"cluster_centers_": model.cluster_centers_.astype(">f8")}))
+    assert other.cluster_centers_.dtype.isnative
+    assert np.array_equal(other.predict(X), model.labels_)
+
+
+def test_a_file_does_not_choose_where_the_next_fit_runs(tmp_path: Path) -> None:
+    fitted(RIDGE).save(tmp_path / "model")
+    with pytest.raises(UsageError, match="it sets on, which `save` never writes"):
+        load(repacked(tmp_path / "model", {}, {"on": "spark:4"}))
+
+
+def test_an_attribute_that_cannot_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    model = fitted(RIDGE)
+    model.note_ = "mine"
+    with pytest.raises(
+        UsageError, match="Ridge cannot be saved: 'note_' is not the name of a fitted attribute"
+    ):
+        model.save(tmp_path / "model")
+
+
+def test_a_long_history_can_be_saved(tmp_path: Path) -> None:
+    model = fitted(KMEANS)
+    model.history_ = History([{"step": 1, "loss": 0.5, "moved": 0.25, "run": 1}] * 300_000)
+    model.save(tmp_path / "model")
+    assert load(tmp_path / "model").history_ == model.history_
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", '"ab"', "0.5"])
+def test_a_small_file_does_not_take_much_memory(tmp_path: Path, value: str) -> None:
+    text = json.dumps({**description(a_=["values"]), "class": KMEANS})
+    path = tmp_path / "model"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("estimator.json", text.replace('"values"', ",".join([value] * 3_000_000)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match="consists of more than 500000 values"):
+        load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 5 * os.path.getsize(path) // 1024
+
+
+def test_a_file_with_a_large_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(1100):
+            archive.writestr(str(number), b"")
+    data = path.read_bytes()
+    with pytest.raises(UsageError, match="it has 1100 members, and at most 1000"):
+        load(path)
+    for field in (-12, -14):  # the number of members, on all disks and on this one
+        data = data[:field] + (10).to_bytes(2, "little") + data[field + 2 :]
+    path.write_bytes(data[:-10] + (300_000).to_bytes(4, "little") + data[-6:])
+    with pytest.raises(UsageError, match="the directory of its members has 300000 bytes"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", [KMEANS, RIDGE, LOGISTIC])
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_files_give_a_model_that_predicts_or_a_usage_error(
+    tmp_path: Path, name: str, seed: int
+) -> None:
+    """Bytes anywhere, or in the directory at the end; half of the files get right checksums, as of a stranger."""
+    model = fitted(name)
+    model.save(tmp_path / "model")
+    whole, draw = (tmp_path / "model").read_bytes(), random.Random(seed)
+    for number in range(200):
+        data = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            place = draw.randrange(len(data)) if number % 2 else -draw.randrange(1, 200)
+            data[place] = draw.randrange(256)
+        path = tmp_path / "damaged"
+        path.write_bytes(with_right_checksums(data) if number % 4 > 1 else data)
+        try:
+            predicted, said = load(path).predict(X), str(path)
+        except UsageError as error:
+            predicted, said = X, str(error)
+        assert (len(predicted), str(path) in said) == (len(X), True), f"seed {seed}, file {number}"
+
+
+def with_right_checksums(data: bytearray) -> bytes:
+    """The file, with checksums that fit the damaged content, if it still is an archive."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            content = {}
+            for member in archive.infolist():
+                start = member.header_offset + 30 + len(member.filename)
+                extra = int.from_bytes(data[start - 2 - len(member.filename) :][:2], "little")
+                content[member.filename] = bytes(data[start + extra :][: member.file_size])
+    except Exception:
+        return bytes(data)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, each in content.items():
+            archive.writestr(name, each)
+    return file.getvalue()

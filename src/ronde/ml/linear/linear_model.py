@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ronde.ml.base import DistributedEstimator, overflow_message
+from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm
 from ronde.ml.optimizers import Objective, Optimizer, OptimizerResult
 from ronde.ml.optimizers.descent import DescentOptimizer
 from ronde.ml.optimizers.optimizer import MAX_ITER
@@ -120,6 +121,12 @@ class LinearModel(DistributedEstimator):
 class LinearRegressor(RegressorMixin, LinearModel):
     """A linear model of numbers."""
 
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **DistributedEstimator._fitted_forms,
+        "coef_": ArrayForm(("outputs", "features"), least_axes=1, is_needed=True),
+        "intercept_": ArrayForm(("outputs",), least_axes=0, is_needed=True),
+    }
+
     def predict(self, X: Any) -> Array:
         """Return the predicted numbers, shape (rows,), or (rows, outputs) if the model was fitted to several.
 
@@ -135,6 +142,13 @@ class LinearRegressor(RegressorMixin, LinearModel):
 
 class LinearClassifier(ClassifierMixin, LinearModel):
     """A linear model of classes: `coef_` has one row for each, or one row in all for two classes."""
+
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **DistributedEstimator._fitted_forms,
+        "classes_": ClassesForm(),
+        "coef_": ArrayForm(("planes", "features"), is_needed=True),
+        "intercept_": ArrayForm(("planes",), is_needed=True),
+    }
 
     classes_: Array
 

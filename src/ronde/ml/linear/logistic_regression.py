@@ -13,6 +13,7 @@ from scipy.special import expit, log_expit, log_softmax, softmax
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.fitted_forms import INTS, ArrayForm, FittedForm
 from ronde.ml.linear.class_targets import ClassSigns, with_class_numbers
 from ronde.ml.linear.column_scaling import curvature_scaling
 from ronde.ml.linear.linear_model import LinearClassifier, split_weights
@@ -75,6 +76,10 @@ class LogisticRegression(LinearClassifier):
         "warm_start": ["boolean"],
         "solver": [StrOptions({"lbfgs", "newton-cg", "newton-cholesky", "sag", "saga"})],
         "random_state": ["random_state"],
+    }
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **LinearClassifier._fitted_forms,
+        "n_iter_": ArrayForm(("fits",), INTS),
     }
 
     def __init__(
