@@ -26,9 +26,9 @@ from ronde.parquet.training import DataIndex, EpochEnd, Training, load_training
 __all__ = ["Trainer", "train_run"]
 
 
-def train_run(folder: RunFolder) -> None:
-    """Train what the folder of a run describes, as a rank of a job. All ranks call it."""
-    training, data = load_training(folder)
+def train_run(folder: RunFolder, digest: str) -> None:
+    """Train what the folder of a run describes, as a rank of a job. All ranks call it. `digest`: of the training."""
+    training, data = load_training(folder, digest)
     hvd.init()
     Trainer(training, data, folder).fit()
     hvd.shutdown()

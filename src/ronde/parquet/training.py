@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -150,8 +151,11 @@ class DataIndex(NamedTuple):
         return cls(url, *([RowGroup(*group) for group in groups] for groups in parts))
 
 
-def save_training(folder: RunFolder, training: Training) -> None:
-    """Write the training for its ranks. Raises UsageError if it cannot be pickled."""
+def save_training(folder: RunFolder, training: Training) -> str:
+    """Write the training for its ranks; return the digest by which they know it.
+
+    Raises UsageError if it cannot be pickled.
+    """
     cloudpickle = need("cloudpickle", extra="parquet")
     try:
         # As one object, so that the optimizer keeps its references to the model's parameters.
@@ -162,14 +166,28 @@ def save_training(folder: RunFolder, training: Training) -> None:
             "cannot, such as files and locks, where it is used"
         ) from error
     folder.write(TRAINING, content)
+    return _digest_of(content)
 
 
-def load_training(folder: RunFolder) -> tuple[Training, DataIndex]:
-    """Return the training and the data of a run. Raises UsageError if this host does not find them."""
+def load_training(folder: RunFolder, digest: str) -> tuple[Training, DataIndex]:
+    """Return the training and the data of a run. `digest`: what `save_training` returned.
+
+    Raises UsageError if this host does not find them, or the training is another one: others may write into a store,
+    and the training is a program.
+    """
     content, index = folder.read(TRAINING), folder.read(DATA)
     if content is None or index is None:
         raise UsageError(
             f"{folder.url} is empty on this host: the store {folder.store.url} must be a folder that the driver and "
             "all workers share, as HDFS, S3 or NFS are"
         )
+    if _digest_of(content) != digest:
+        raise UsageError(
+            f"{folder.url}/{TRAINING} is not what the driver wrote, so Ronde does not run it: another job or user has "
+            "replaced it; give each job its own run_id, and check who may write into the store"
+        )
     return pickle.loads(content), DataIndex.from_json(index)
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -136,14 +136,26 @@ def test_a_model_gets_as_many_rows_at_once_as_its_shapes_hold() -> None:
 
 def test_model_and_optimizer_travel_together(tmp_path: Path) -> None:
     folder = RunStore(tmp_path).run("one")
-    save_training(folder, training_of())
+    digest = save_training(folder, training_of())
     with pytest.raises(ValueError, match="is empty on this host: the store"):
-        load_training(folder)
+        load_training(folder, digest)
     folder.write(DATA, DataIndex("file:///data", [], []).to_json())
-    training, data = load_training(folder)
+    training, data = load_training(folder, digest)
     assert data == DataIndex("file:///data", [], [])
     parameters = list(training.model.parameters())
     assert all(one is other for one, other in zip(parameters, training.optimizer.param_groups[0]["params"]))
     with open(tmp_path / "file", "w") as file, pytest.raises(ValueError, match="cannot be sent"):
         save_training(folder, training_of(callbacks=[file.write]))
     assert pickle.dumps(folder)
+
+
+def test_a_training_that_another_user_has_put_in_its_place_does_not_run(tmp_path: Path) -> None:
+    folder, trace = RunStore(tmp_path).run("one"), tmp_path / "trace"
+    digest = save_training(folder, training_of())
+    folder.write(DATA, DataIndex("file:///data", [], []).to_json())
+    folder.write("training.pkl", b"cposix\nsystem\n(S'touch %b'\ntR." % bytes(trace))
+    with pytest.raises(
+        UsageError, match=r"training\.pkl is not what the driver wrote, so Ronde does not run it"
+    ):
+        load_training(folder, digest)
+    assert not trace.exists()

@@ -174,9 +174,9 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         return self._train(training, run)
 
     def _train(self, training: Training, run: RunFolder) -> TorchModel:
-        save_training(run, training)
+        digest = save_training(run, training)
         with FollowedRun(run, training.epochs, self.getOrDefault("verbose") > 0):
-            self._backend().run(train_run, (run,))
+            self._backend().run(train_run, (run, digest))
         epochs = run.epochs()
         state = run.load_epoch(epochs[-1])
         trained = copy.deepcopy(training.model)
