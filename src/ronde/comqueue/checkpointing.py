@@ -6,6 +6,10 @@ step that all of them have saved. The partitioned data are not saved but loaded 
 
 Checkpoints must outlive the tasks. If a cluster loses one task, the others end, too, so no task can keep checkpoints
 for another one: the driver does.
+
+A checkpoint can contain a pickle, which can run any program. So tasks use a folder only if no other user decides what
+is in it, and look before the first step, not when a run has to continue. The store of a job, and memory of this
+machine, are for processes of the job alone.
 """
 
 from __future__ import annotations
@@ -19,10 +23,12 @@ from typing import Protocol
 
 from ronde.checkpoints import Checkpoints
 from ronde.errors import UsageError
+from ronde.file_owners import describe_foreign_owner, describe_other_writers
 from ronde.launch.driver.transfer import connect_to_driver
 from ronde.light_dataclasses import dataclass
 from ronde.net.stores.base import Store
 from ronde.net.stores.large_values import delete_large, get_large, put_large
+from ronde.new_files import create_anew
 
 __all__ = [
     "CheckpointPlace",
@@ -35,6 +41,7 @@ __all__ = [
     "TaskCheckpoints",
 ]
 
+THEIR_PROGRAM = "and a checkpoint there can contain a program, which would run as this user"
 _NUMBER_BYTES = 8
 _STORE_NS = 60 * 10**9  # for an answer of the driver
 
@@ -83,13 +90,20 @@ class CheckpointPlace(Protocol):
 
 
 class FolderPlace:
-    """A folder that all tasks share. Its checkpoints outlive this process."""
+    """A folder that all tasks share. Its checkpoints outlive this process.
+
+    `open` raises UsageError for a folder that another user owns or may write.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
 
     def open(self, task_id: int) -> TaskCheckpoints:
-        return _FolderCheckpoints(Path(self._folder) / f"task-{task_id}")
+        folder = Path(self._folder) / f"task-{task_id}"
+        for each in (folder.parent, folder):
+            each.mkdir(0o755, parents=True, exist_ok=True)
+            _require_own(each.stat(), each)
+        return _FolderCheckpoints(folder)
 
 
 class _FolderCheckpoints:
@@ -101,14 +115,28 @@ class _FolderCheckpoints:
         return self._checkpoints.step_of(path) if path else 0
 
     def load(self, step: int) -> bytes:
-        return self._checkpoints.at(step).read_bytes()
+        path = self._checkpoints.at(step)
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            _require_own(os.fstat(file.fileno()), path)
+            return file.read()
 
     def save(self, step: int, data: bytes) -> None:
-        with self._checkpoints.writing(step) as path:
-            path.write_bytes(data)
+        with self._checkpoints.writing(step) as path, open(create_anew(path, mode=0o600), "wb") as file:
+            file.write(data)
 
     def clear(self) -> None:
         shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
+
+
+def _require_own(status: os.stat_result, path: Path) -> None:
+    """Raise UsageError if another user can have decided what the file or folder contains."""
+    if foreign := describe_foreign_owner(status, str(path)):
+        raise UsageError(f"{foreign}, {THEIR_PROGRAM}: give a checkpoint_folder of this user")
+    if writers := describe_other_writers(status, str(path)):
+        raise UsageError(
+            f"{writers}, {THEIR_PROGRAM}: chmod go-w {path}, and remove the checkpoints there if you do not trust "
+            "them; if the mode stays, give a checkpoint_folder on a file system with Unix modes"
+        )
 
 
 class MemoryPlace:

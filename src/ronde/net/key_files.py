@@ -17,6 +17,7 @@ import stat
 from collections.abc import Mapping
 
 from ronde.errors import UsageError
+from ronde.file_owners import describe_foreign_owner, describe_other_writers
 from ronde.job_key import JobKey
 from ronde.net.host import host_name
 
@@ -25,7 +26,7 @@ __all__ = ["KEY_FILE", "NoKeyFileError", "own_key", "read_key_file"]
 KEY_FILE = "job.key"
 MOST_BYTES = 4096
 ATTEMPTS = 3
-OTHERS_READ, OTHERS_WRITE = 0o077, 0o022
+OTHERS_READ = 0o077
 ROOT_MAY_ALLOW = 0o640  # Kubernetes lets the group of a Pod (fsGroup) read a mounted Secret, which is root's
 _WITHOUT_MODES = "a file system without Unix modes (vfat, some network mounts)"
 _ELSEWHERE = f"if the mode stays, that is {_WITHOUT_MODES}: set RONDE_JOB_KEY_FILE to a file on another one"
@@ -115,10 +116,9 @@ def _open_directory(directory: str) -> int:
         parent = os.path.dirname(directory)
         base = parent if os.path.isdir(parent) else os.path.dirname(parent)
         status = os.stat(base)
-        if status.st_uid != os.geteuid() and not status.st_mode & stat.S_ISVTX:
-            raise _NoPlaceError(
-                f"{base} belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
-            )
+        foreign = describe_foreign_owner(status, base)
+        if foreign and not status.st_mode & stat.S_ISVTX:
+            raise _NoPlaceError(foreign)
         for folder in (parent, directory):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
@@ -127,14 +127,12 @@ def _open_directory(directory: str) -> int:
 
 def _check_directory(place: int, directory: str) -> None:
     status = os.fstat(place)
-    if status.st_uid != os.geteuid():
-        raise _NoPlaceError(
-            f"{directory} belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
-        )
-    if status.st_mode & OTHERS_WRITE:
+    if foreign := describe_foreign_owner(status, directory):
+        raise _NoPlaceError(foreign)
+    if writers := describe_other_writers(status, directory):
         raise UsageError(
-            f"others may write to {directory} (mode {stat.S_IMODE(status.st_mode):04o}), so the job key in it may be "
-            f"theirs: chmod 700 {directory}, and remove {KEY_FILE} there if you do not trust it; {_ELSEWHERE}"
+            f"{writers}, so the job key in it may be theirs: chmod 700 {directory}, and remove {KEY_FILE} there if you "
+            f"do not trust it; {_ELSEWHERE}"
         )
 
 
@@ -185,11 +183,8 @@ def _check_file(status: os.stat_result, path: str) -> None:
         raise UsageError(f"the job key {path} is not a regular file: name a file that only you can read")
     if status.st_uid == 0 and not mode & ~ROOT_MAY_ALLOW:
         return
-    if status.st_uid != os.geteuid():
-        raise UsageError(
-            f"the job key {path} belongs to user {status.st_uid}, and this process runs as user "
-            f"{os.geteuid()}: copy it into a file that belongs to this user (install -m 600)"
-        )
+    if foreign := describe_foreign_owner(status, f"the job key {path}"):
+        raise UsageError(f"{foreign}: copy it into a file that belongs to this user (install -m 600)")
     if mode & OTHERS_READ:
         raise UsageError(
             f"others may read the job key {path} (mode {mode:04o}), so it may be known: chmod 600 {path}, and make a "

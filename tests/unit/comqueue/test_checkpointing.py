@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -205,3 +206,80 @@ def test_mistakes_are_errors() -> None:
         queue.set_checkpoint(every=0)
     with pytest.raises(UsageError, match="max_restarts=-1 is invalid"):
         queue.set_checkpoint(every=1, max_restarts=-1)
+
+
+# Other users
+
+
+def adding(c: IterationStep) -> None:
+    c.state.total = c.state.total + c.sum(c.data.sum())
+    if c.step_no == 6 and not c.state.is_whole:
+        raise ValueError("stop")
+
+
+def run_in(folder: Path, is_whole: bool) -> float:
+    total: float = iterate(
+        adding,
+        data=np.ones((9, 2)),
+        state={"total": 0.0, "is_whole": is_whole},
+        max_iter=9,
+        on="threads:1",
+        checkpoint_every=2,
+        checkpoint_folder=str(folder),
+    ).state.total
+    return total
+
+
+@pytest.mark.parametrize("place", [".", "task-0"])
+def test_a_folder_where_others_may_write_is_refused_before_the_first_step(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "checkpoints"
+    (folder / "task-0").mkdir(parents=True)
+    (folder / place).chmod(0o777)
+    steps: list[int] = []
+    with pytest.raises(
+        RemoteError, match=rf"others may write to {(folder / place).resolve()} \(mode 0777\).*chmod go-w"
+    ):
+        iterate(
+            lambda c: steps.append(c.step_no),
+            data=np.ones((9, 2)),
+            state={},
+            max_iter=1,
+            on="threads:1",
+            checkpoint_every=2,
+            checkpoint_folder=str(folder),
+        )
+    assert steps == []
+
+
+def test_a_checkpoint_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match="ValueError: stop"):
+        run_in(tmp_path / "checkpoints", is_whole=False)
+    for path in (tmp_path / "checkpoints/task-0").iterdir():
+        assert not path.stat().st_mode & 0o077
+        path.chmod(0o666)
+    with pytest.raises(RemoteError, match=r"others may write to .*step-000000004 \(mode 0666\)"):
+        run_in(tmp_path / "checkpoints", is_whole=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("place", [".", "task-0", "task-0/fence-000000.step-000000004"])
+def test_a_pickle_of_another_user_does_not_run(tmp_path: Path, place: str) -> None:
+    with pytest.raises(RemoteError, match="ValueError: stop"):
+        run_in(tmp_path / "checkpoints", is_whole=False)
+    trace, stranger = tmp_path / "trace", 65534
+    for path in (tmp_path / "checkpoints/task-0").iterdir():
+        path.write_bytes(b"cposix\nsystem\n(S'touch %b'\ntR." % bytes(trace))
+    os.chown(tmp_path / "checkpoints" / place, stranger, -1)
+    with pytest.raises(RemoteError, match=f"belongs to user {stranger}, and this process runs as user 0"):
+        run_in(tmp_path / "checkpoints", is_whole=True)
+    assert not trace.exists()
+
+
+def test_a_run_continues_from_its_own_folder_with_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            with pytest.raises(RemoteError, match="ValueError: stop"):
+                run_in(tmp_path / "checkpoints", is_whole=False)
+    finally:
+        os.umask(before)
