@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from ronde.errors import UsageError
 
-__all__ = ["Structure", "checksum_of", "describe_tree", "flatten", "leaves_of", "map_leaves"]
+__all__ = [
+    "Structure",
+    "checksum_of",
+    "describe_tree",
+    "flatten",
+    "leaf_array",
+    "leaves_of",
+    "map_leaves",
+    "named_parts",
+]
 
 Leaf = NDArray[Any]
 Structure = tuple[Hashable, ...]  # of a tree; equal for trees that differ in the values of their leaves only
@@ -95,6 +104,19 @@ def map_leaves(tree: Any, change: Callable[[Leaf], Leaf]) -> Any:
     if isinstance(tree, np.ndarray) or changed.ndim:
         return changed
     return changed[()] if isinstance(tree, np.generic) else changed.item()
+
+
+def named_parts(tree: Any) -> list[tuple[str, Any]] | None:
+    """Return the parts of a tree with their places in it, such as `['n']`; None for a leaf. Takes any object."""
+    return None if _parts(tree) is None else list(_places(tree))
+
+
+def leaf_array(leaf: Any) -> Leaf | None:
+    """Return a leaf as an array; None if it is neither an array nor a number."""
+    try:
+        return _array(leaf)
+    except _NotALeaf:
+        return None
 
 
 def _parts(tree: Any) -> list[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ from ronde.comqueue.functions import name_of
 from ronde.comqueue.partitions import check_same_rows
 from ronde.comqueue.queue import IterativeComQueue
 from ronde.comqueue.reductions import reduce_leaves
+from ronde.comqueue.state_agreement import checksum_of_state, is_checked_after, require_same_state
 from ronde.comqueue.state_types import StateTypes
 from ronde.comqueue.task_group import TaskGroup, ThreadGroup
 from ronde.errors import UsageError
@@ -30,7 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["IterationResult", "IterationStep", "iterate"]
 
-DATA, STATE, STOP = "data", "state", "stop"
+DATA, STATE, STOP, ALONE = "data", "state", "stop", "alone"
+
+NOTHING_COMBINED = (
+    "{} reads its rows and changes the state, but calls no operation in which all tasks take part. So the state "
+    "depends on the rows of one task only, and on their number: combine what depends on rows, for example by c.sum"
+)
 
 Mapped = TypeVar("Mapped")
 
@@ -52,6 +59,14 @@ class IterationResult:
     outputs: Sequence[Any] = ()
 
 
+@dataclass
+class _Use:
+    """What the steps have done so far: whether they have read rows, and called an operation of all tasks."""
+
+    reads_rows: bool = False
+    combines: bool = False
+
+
 class IterationStep:
     """The argument of a step function: data, state, and operations in which all tasks take part.
 
@@ -65,20 +80,24 @@ class IterationStep:
         step_no: The number of this step, from 1.
     """
 
-    def __init__(self, context: ComContext, group: TaskGroup, rows: TaskRows, buffers: Buffers) -> None:
+    def __init__(
+        self, context: ComContext, group: TaskGroup, rows: TaskRows, buffers: Buffers, use: _Use
+    ) -> None:
         self.task_id, self.num_tasks, self.step_no = context.task_id, context.num_tasks, context.step_no
         self.state: SimpleNamespace = context.get_obj(STATE)
-        self._context, self._group, self._rows, self._buffers = context, group, rows, buffers
+        self._context, self._group, self._rows, self._buffers, self._use = context, group, rows, buffers, use
         self._operations = 0
 
     @property
     def data(self) -> Any:
         """The rows of this task; if `iterate` got a dict, its values as attributes."""
+        self._use.reads_rows = True
         return self._rows.data
 
     @property
     def blocks(self) -> RowBlocks:
         """The row blocks of this task, in order: iterate over it. Each block has the form of `data`."""
+        self._use.reads_rows = True
         return self._rows.blocks
 
     @property
@@ -122,6 +141,7 @@ class IterationStep:
             UsageError: As of `map_blocks`; or the results for two blocks differ in structure, dtype or shape.
         """
         self._group.activity.operation = "sum_blocks"
+        self._use.combines = True
         summands = (
             function(block) for block in self.blocks
         )  # `map` would end at a StopIteration of the function
@@ -225,6 +245,7 @@ class IterationStep:
     def _begin_operation(self, operation: str) -> str:
         """Note what all tasks call now. Return a name for its object."""
         self._group.activity.operation = operation
+        self._use.combines = True
         self._operations += 1
         return f"operation {self._operations}"
 
@@ -243,13 +264,15 @@ class _StepItem(CommunicateFunction):
     ) -> None:
         self._function, self._names, self._types = function, names, types
         self._rows: TaskRows | None = None
-        self._buffers = Buffers()
+        self._buffers, self._use = Buffers(), _Use()
 
     def __repr__(self) -> str:
         return name_of(self._function)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _StepItem:
-        return type(self)(copy.deepcopy(self._function, memo), self._names)
+        return type(self)(
+            copy.deepcopy(self._function, memo), self._names, copy.deepcopy(self._types, memo)
+        )
 
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
         state = vars(context.get_obj(STATE))
@@ -257,9 +280,17 @@ class _StepItem(CommunicateFunction):
             self._rows = TaskRows(context, _object_names(self._names))
             self._types.note(state, context.step_no - 1)
         context.put_obj(STOP, False)
-        result = self._function(IterationStep(context, group, self._rows, self._buffers))
+        result = self._function(IterationStep(context, group, self._rows, self._buffers, self._use))
         self._types.note(state, context.step_no)
+        self._end_step(context, group)
         return result
+
+    def _end_step(self, context: ComContext, group: TaskGroup) -> None:
+        context.put_obj(ALONE, self._use.reads_rows and not self._use.combines)
+        if is_checked_after(context.step_no):
+            place = group.activity.place
+            group.activity.end()
+            require_same_state(group, _state_of(context), place)
 
 
 class _LastItem(_StepItem):
@@ -269,11 +300,16 @@ class _LastItem(_StepItem):
         return "the end" if self._function is _end else super().__repr__()
 
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
-        result = _result(context)
+        if not is_checked_after(context.step_no):
+            require_same_state(group, _state_of(context), group.activity.place)
+        result, is_alone = _result(context), context.get_obj(ALONE)
         output = super().communicate(context, group)
         if result is not None and not isinstance(group, ThreadGroup):
             self._types.require_sendable(vars(result.state))
-        return result, output
+        return result, is_alone, output
+
+    def _end_step(self, context: ComContext, group: TaskGroup) -> None:
+        """Compare no states: each task may leave in its copy what it likes."""
 
 
 @other_names(cluster="on")
@@ -303,7 +339,8 @@ def iterate(
         step: Takes an `IterationStep`. Its result has no effect.
         data: Rows, or a dict of several with the same number of rows: arrays, SciPy matrices, data frames, Arrow
             tables, lists, a `RowSource` such as `read` returns, or `Partitions`. Consecutive rows go to each task.
-        state: The initial state by name. All tasks have a copy, and must change it in the same way.
+        state: The initial state by name. All tasks have a copy, and must change it in the same way: they compare their
+            states after the last step and some earlier ones.
         max_iter: The largest number of steps.
         on: Where the tasks run, as of `ComQueue.exec` (None: the ranks of this job, or one process for each core).
         checkpoint_every: The number of steps between two checkpoints, from which the tasks continue when one of them
@@ -317,7 +354,8 @@ def iterate(
             function (1). With fewer blocks than tasks, some tasks get no rows.
 
     Raises:
-        RemoteError: The step failed on a task, or a task ended. The error names task, step and function.
+        RemoteError: The step failed on a task, a task ended, or tasks have different states. The error names task,
+            step and function.
         UsageError: An argument is invalid, for example data with different numbers of rows.
     """
     if not callable(step):
@@ -343,9 +381,16 @@ def iterate(
         queue.init_with_partitioned_data(name, rows)
     queue.set_compare_criterion_of_node0(_is_stopped).close_with(_LastItem(finish or _end, names, types))
     results = queue.exec(on)
-    outputs = [output for _, output in results] if finish else ()
+    outputs = [output for _, _, output in results] if finish else ()
     result: IterationResult = replace(results[0][0], outputs=outputs)
+    is_alone = len(results) > 1 and results[0][1]
+    if is_alone and checksum_of_state(vars(result.state)) != checksum_of_state(state):
+        warnings.warn(NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=2)
     return result
+
+
+def _state_of(context: ComContext) -> dict[str, Any]:
+    return vars(context.get_obj(STATE))
 
 
 def _object_names(names: Sequence[str] | None) -> str | dict[str, str]:
