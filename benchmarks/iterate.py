@@ -187,10 +187,10 @@ def time_iterate(size: int, steps: int) -> float:
     def step(c: IterationStep) -> None:
         clock.note(c.step_no)
         c.state.x = c.sum(c.state.x)
-        c.state.time_s = clock.mean_s()
+        c.state._time_s = clock.mean_s()
 
-    state = {"x": np.zeros(size), "time_s": 0.0}
-    return float(iterate(step, data=[0] * ronde.size(), state=state, max_iter=steps).state.time_s)
+    state = {"x": np.zeros(size), "_time_s": 0.0}
+    return float(iterate(step, data=[0] * ronde.size(), state=state, max_iter=steps).state._time_s)
 
 
 def time_blocks(size: int, steps: int) -> float:
@@ -217,10 +217,10 @@ def _time_blocks(total: Callable[[IterationStep, Callable[[Any], Any]], Any], si
     def step(c: IterationStep) -> None:
         clock.note(c.step_no)
         c.state.x = total(c, lambda rows: rows[0] * c.state.x)
-        c.state.time_s = clock.mean_s()
+        c.state._time_s = clock.mean_s()
 
-    state = {"x": np.zeros(size), "time_s": 0.0}
-    return float(iterate(step, data=np.ones(64), state=state, max_iter=steps).state.time_s)
+    state = {"x": np.zeros(size), "_time_s": 0.0}
+    return float(iterate(step, data=np.ones(64), state=state, max_iter=steps).state._time_s)
 
 
 def time_allreduce(size: int, steps: int) -> float:

@@ -73,11 +73,11 @@ def _step_ms(place: Callable[[], Any], every: int | None) -> float:
     """Return the mean time of a step with a large state."""
 
     def step(c: IterationStep) -> None:
-        c.state.times_s.append(time.perf_counter())
+        c.state._times_s.append(time.perf_counter())
         c.state.x += 1.0
 
-    state = {"x": np.zeros(LARGE), "times_s": []}
+    state = {"x": np.zeros(LARGE), "_times_s": []}
     times_s = iterate(
         step, data=[1, 2], state=state, max_iter=STEPS, on=place(), checkpoint_every=every
-    ).state.times_s
+    ).state._times_s
     return float((times_s[-1] - times_s[0]) / (STEPS - 1) * 1e3)

@@ -82,14 +82,14 @@ def time_ronde(folder: str, tasks: int, expected: list[float]) -> tuple[float, f
     resource.setrlimit(resource.RLIMIT_AS, (GIB, GIB))  # also of the tasks
     state = iterate(sum_step, data=read(folder), state={}, max_iter=1, on=f"local:{tasks}").state
     assert state.sums.tolist() == expected
-    return state.time_s, sum(state.cpu_times_s), max(state.peaks)
+    return state._time_s, sum(state.cpu_times_s), max(state.peaks)
 
 
 def sum_step(c: IterationStep) -> None:
     c.gather(None)  # all tasks begin together
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     c.state.sums = c.sum_blocks(sum_columns)
-    c.state.time_s = time.perf_counter() - began_s
+    c.state._time_s = time.perf_counter() - began_s
     c.state.cpu_times_s = c.gather(time.process_time() - began_cpu_s)
     c.state.peaks = c.gather(peak_mib())
 

@@ -74,7 +74,8 @@ class IterationStep:
     tuple or dataclass of these, and returns a new one; the argument stays as it is.
 
     Attributes:
-        state: The state as attributes, the same on all tasks. Assign to them to change the state.
+        state: The state as attributes, the same on all tasks, except attributes whose names begin with `_`. Assign to
+            them to change the state.
         task_id: The number of this task, from 0.
         num_tasks: The number of tasks.
         step_no: The number of this step, from 1.
@@ -340,7 +341,7 @@ def iterate(
         data: Rows, or a dict of several with the same number of rows: arrays, SciPy matrices, data frames, Arrow
             tables, lists, a `RowSource` such as `read` returns, or `Partitions`. Consecutive rows go to each task.
         state: The initial state by name. All tasks have a copy, and must change it in the same way: they compare their
-            states after the last step and some earlier ones.
+            states after the last step and some earlier ones, without attributes whose names begin with `_`.
         max_iter: The largest number of steps.
         on: Where the tasks run, as of `ComQueue.exec` (None: the ranks of this job, or one process for each core).
         checkpoint_every: The number of steps between two checkpoints, from which the tasks continue when one of them

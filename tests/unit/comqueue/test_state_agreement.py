@@ -57,6 +57,8 @@ def test_a_forgotten_sum_is_an_error_after_the_first_step() -> None:
             lambda c: np.arange(6).reshape(2, 3) * (c.task_id or 1) ** 2,
             r"w is 1 at \[0, 1\] on task 0 and 4 at",
         ),
+        (lambda c: np.eye(1, 99999, 99990 - c.task_id), r"w is 0\.0 at \[0, 99989\] on task 0 and 1\.0 at"),
+        (lambda c: np.eye(1, 99999, c.task_id), r"w is 1\.0 at \[0, 0\] on task 0 and 0\.0 at"),
         (lambda c: np.zeros(c.task_id), r"w is float64 \(0,\) on task 0 and float64 \(1,\) on task 1"),
         (lambda c: "ab"[c.task_id > 1], r"w is 'a' on task 0 and 'b' on task 2"),
         (lambda c: [0] * (c.task_id + 1), r"w is list of 1 on task 0 and list of 2 on task 1"),
@@ -85,7 +87,7 @@ def test_an_attribute_that_one_task_lacks_is_named() -> None:
 
 def test_the_last_step_is_always_compared() -> None:
     assert [step for step in range(1, 5000) if is_checked_after(step)] == [
-        *(2**power for power in range(10)),
+        *(1, 4, 16, 64, 256),
         *(1024, 2048, 3072, 4096),
     ]
     with pytest.raises(RemoteError, match="in step 7: the state differs"):
@@ -108,6 +110,14 @@ def test_the_last_step_is_always_compared() -> None:
 )
 def test_equal_states_pass(value: Any) -> None:
     after(lambda c: put(c, value(c)))
+
+
+def test_an_attribute_with_an_underscore_belongs_to_a_task() -> None:
+    def step(c: IterationStep) -> None:
+        c.sum(0)
+        c.state._mine = c.task_id
+
+    assert after(step)._mine == 0
 
 
 def test_what_finish_leaves_in_the_state_is_not_compared() -> None:
