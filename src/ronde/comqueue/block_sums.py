@@ -204,6 +204,8 @@ def _total(
     counts = [len(each) for each in nodes]
     if counts == [1]:
         return partials[0]
+    if sum(counts) == 1:  # one task has all rows
+        return group.allgather(partials[0] if partials else np.empty(0, dtype))
     if counts == [1, 1]:  # the order of tasks is that of the tree
         group.allreduce(partials[0], Sum)
         return partials[0]

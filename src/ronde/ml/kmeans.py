@@ -36,6 +36,7 @@ from ronde.ml.clustering.point_data import (
     keeps_labels,
     point_data,
     rows_in_pieces,
+    rows_per_block,
 )
 from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm
 from ronde.ml.row_arguments import check_in_memory, is_on_cluster
@@ -353,6 +354,7 @@ class KMeans(CenterEstimator):
             max_iter=runs.number * self.max_iter,
             on=place_of(self.on, data.size),
             finish=AssignRows(reader, keeps_labels(data)),
+            rows_per_block=rows_per_block(data),
         )
         state = result.state
         self.cluster_centers_ = GEOMETRIES[self.metric].rows(final_centers(state))

@@ -27,7 +27,7 @@ from ronde.ml.clustering.mini_batches import (
     start_among,
     weak_clusters,
 )
-from ronde.ml.clustering.point_data import accepted_formats, keeps_labels, point_data
+from ronde.ml.clustering.point_data import accepted_formats, keeps_labels, point_data, rows_per_block
 from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm
 from ronde.ml.kmeans import CenterEstimator
 from ronde.ml.row_arguments import check_in_memory
@@ -162,6 +162,7 @@ class MiniBatchKMeans(CenterEstimator):
             max_iter=most_steps,
             on=place_of(self.on, size * data.num_features),
             finish=AssignRows(reader, keeps_labels(data)) if self.compute_labels else None,
+            rows_per_block=rows_per_block(data),
         )
         self._set_centers(result.state.centers, result.state.counts)
         self.n_steps_ = result.steps

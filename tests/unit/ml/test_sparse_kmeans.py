@@ -16,8 +16,8 @@ from sklearn import cluster as sklearn_cluster
 from ronde.comqueue import read
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.ml import ElasticNet, KMeans, MiniBatchKMeans
-from ronde.ml.clustering import starts
-from ronde.ml.clustering.center_assignment import find_nearest
+from ronde.ml.clustering import lloyd, starts
+from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
 from ronde.ml.clustering.points import distinct_points
 from ronde.ml.source_data import checked_parts
 
@@ -227,3 +227,33 @@ def test_equal_points_count_as_one() -> None:
     distinct, places = distinct_points(sparse.vstack([rows, explicit], "csr"))
     assert distinct.shape == (3, 3)
     np.testing.assert_array_equal(distinct.toarray()[places], [*rows.toarray(), [0, 2, 0]])
+
+
+def wide_rows(rows: int = 2000, columns: int = 20_000) -> Any:
+    """Rows with a few stored numbers in many columns."""
+    random = np.random.default_rng(0)
+    return sparse.random_array((rows, columns), density=10 / columns, format="csr", rng=random)
+
+
+def test_wide_rows_are_summed_in_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums of a block have a number for each cluster and column, however few numbers are stored."""
+    calls: list[int] = []
+
+    def counted(points: Any, *arguments: Any) -> dict[str, Any]:
+        calls.append(points.shape[0])
+        return sum_nearest(points, *arguments)
+
+    monkeypatch.setattr(lloyd, "sum_nearest", counted)
+    X = wide_rows()
+    model = KMeans(5, init=X[:5].toarray(), tol=0, max_iter=3, on="threads:1").fit(X)
+    assert len(calls) == 3 * model.n_iter_  # blocks of 625 rows or more
+    other = sklearn_cluster.KMeans(5, init=X[:5].toarray(), n_init=1, tol=0, max_iter=3).fit(X)
+    assert model.inertia_ == pytest.approx(other.inertia_)
+
+
+@pytest.mark.parametrize("columns", [20_000, 300_000])
+def test_wide_rows_give_the_same_bits_for_any_number_of_tasks(columns: int) -> None:
+    X = wide_rows(columns=columns)
+    models = [KMeans(5, random_state=0, max_iter=3, on=f"threads:{tasks}").fit(X) for tasks in (1, 2, 3, 5)]
+    assert len({model.cluster_centers_.tobytes() for model in models}) == 1
+    assert len({(model.inertia_, str(model.history_[-1])) for model in models}) == 1

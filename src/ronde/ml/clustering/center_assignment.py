@@ -2,21 +2,22 @@
 
 For an array this is one native pass over the points. For a CSR array the work grows with the stored numbers: the
 product with the centers says which one is the nearest, and the squared distance to that one is summed over the stored
-numbers.
+numbers. What it needs of all numbers of the centers is computed once, in `Centers`.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde._native import assign_to_centers
-from ronde.ml.clustering.points import Points, make_csr, row_numbers, sums_at
+from ronde.ml.clustering.points import Points, make_csr, sums_at
 from ronde.ml.sparse_rows import is_sparse
 
-__all__ = ["Nearest", "find_nearest", "sum_nearest"]
+__all__ = ["Centers", "Nearest", "find_nearest", "sum_nearest"]
 
 Array = NDArray[Any]
 
@@ -35,61 +36,120 @@ class Nearest(NamedTuple):
     loss: float
 
 
-def find_nearest(points: Points, centers: Array, weights: Array | None = None) -> Nearest:
+class Centers:
+    """Centers, and what a search for sparse points needs of them: for many searches among the same centers.
+
+    Args:
+        array: A C-contiguous array.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    @cached_property
+    def numbers(self) -> Array:
+        """The centers in float64, with a 0 after each, as a flat array: the places are those of the sums."""
+        padded = np.zeros((len(self.array), self.array.shape[1] + 1))
+        padded[:, :-1] = self.array
+        return padded.ravel()
+
+    @cached_property
+    def columns(self) -> Array:
+        """The numbers by column, in float64."""
+        return np.ascontiguousarray(self.array.T, np.float64)
+
+    @cached_property
+    def ones(self) -> Array:
+        """A 1 for each column."""
+        return np.ones(self.array.shape[1])
+
+    @cached_property
+    def lengths(self) -> Array:
+        """The squared length of each center, summed in the order of the columns."""
+        return np.array([np.cumsum(np.square(each, dtype=np.float64))[-1] for each in self.array])
+
+
+def find_nearest(points: Points, centers: Array | Centers, weights: Array | None = None) -> Nearest:
     """Return the nearest center of each point; of equally near ones the first.
 
     `points`: a C-contiguous array, or a CSR array; `centers`: a C-contiguous array; both float64 or both float32.
     `weights`: float64; None: 1 each.
     """
     if is_sparse(points):
-        return _find_nearest_sparse(points, centers, weights)
+        return _find_nearest_sparse(points, _prepared(centers), weights)[0]
+    centers = _array_of(centers)
     labels, squared_distances = np.empty(len(points), np.int32), np.empty(len(points))
     loss = assign_to_centers(points, centers, weights, None, labels, squared_distances)
     return Nearest(labels, squared_distances, loss)
 
 
-def sum_nearest(points: Points, centers: Array, weights: Array | None = None) -> dict[str, Any]:
+def sum_nearest(points: Points, centers: Array | Centers, weights: Array | None = None) -> dict[str, Any]:
     """Return "sums", a row for each center (the sum of its weighted points, and last that of the weights), and "loss".
 
     The arguments, and the loss, are those of `find_nearest`. Sums are float64.
     """
-    sums = np.zeros((len(centers), points.shape[1] + 1))
     if is_sparse(points):
-        labels, _, loss = _find_nearest_sparse(points, centers, weights)
-        weights = np.ones(len(labels)) if weights is None else weights
-        members = make_csr((weights, labels, np.arange(len(labels) + 1)), (len(labels), len(centers))).T
-        sums[:, :-1] = (members @ points).toarray()
-        sums[:, -1] = np.bincount(labels, weights, minlength=len(centers))
-        return {"sums": sums, "loss": loss}
-    loss = assign_to_centers(points, centers, weights, sums, None, None)
+        nearest, places = _find_nearest_sparse(points, _prepared(centers), weights)
+        sums = _sums_of_members(points, nearest.labels, places, weights, len(_array_of(centers)))
+        return {"sums": sums, "loss": nearest.loss}
+    array = _array_of(centers)
+    sums = np.zeros((len(array), points.shape[1] + 1))
+    loss = assign_to_centers(points, array, weights, sums, None, None)
     return {"sums": sums, "loss": loss}
 
 
-def _find_nearest_sparse(points: Points, centers: Array, weights: Array | None) -> Nearest:
-    centers = centers.astype(np.float64)
-    squares = centers * centers
+def _prepared(centers: Array | Centers) -> Centers:
+    return centers if isinstance(centers, Centers) else Centers(centers)
+
+
+def _array_of(centers: Array | Centers) -> Array:
+    return centers.array if isinstance(centers, Centers) else centers
+
+
+def _sums_of_members(
+    points: Points, labels: Array, places: Array, weights: Array | None, count: int
+) -> Array:
+    """Return the sums of the weighted points of each cluster, in their order, and last of their weights.
+
+    `places`: of the stored numbers in the sums.
+    """
+    columns = points.shape[1] + 1
+    numbers = points.data if weights is None else points.data * np.repeat(weights, np.diff(points.indptr))
+    sums = sums_at(places, numbers, count * columns).reshape(count, columns)
+    sums[:, -1] = np.bincount(labels, weights, minlength=count)
+    return sums
+
+
+def _find_nearest_sparse(points: Points, centers: Centers, weights: Array | None) -> tuple[Nearest, Array]:
+    """Return the nearest centers, and the place of each stored number in `Centers.numbers` of the nearest one."""
     # Without the squared length of the point.
-    nearness = squares.sum(axis=1) - 2 * (points @ np.ascontiguousarray(centers.T))
-    labels = nearness.argmin(axis=1).astype(np.int32)
-    distances = _distances_to(points, centers, squares, labels)
+    nearness = centers.lengths - 2 * (points @ centers.columns)
+    labels = nearness.argmin(axis=1)
+    places = np.repeat(labels * (points.shape[1] + 1), np.diff(points.indptr)) + points.indices
+    distances = _distances_to(points, centers, labels, places)
     loss = distances if weights is None else distances * weights
-    return Nearest(labels, distances, float(loss.sum()))
+    return Nearest(labels.astype(np.int32), distances, float(loss.sum())), places
 
 
-def _distances_to(points: Points, centers: Array, squares: Array, labels: Array) -> Array:
-    """Return the squared distance of each point to its center. `squares`: of the numbers of the centers.
+def _distances_to(points: Points, centers: Centers, labels: Array, places: Array) -> Array:
+    """Return the squared distance of each point to its center.
 
     A difference of squared lengths would lose the digits of points that are near each other and far from the origin. So
     only the columns in which a point has no stored number count by such a difference.
     """
-    rows, (count, columns) = row_numbers(points), points.shape
-    places = labels[rows] * np.intp(columns) + points.indices
-    offsets = points.data - centers.ravel()[places]
-    distances = sums_at(rows, offsets * offsets, count)
+    numbers = centers.numbers[places]
+    offsets = points.data - numbers
+    distances = _row_sums(points, offsets * offsets, centers.ones)
     # Sums in the order of the columns, as those of the stored numbers: equal ones have a difference of exactly 0.
-    lengths = np.cumsum(squares, axis=1)[labels, -1]
-    others = lengths - sums_at(rows, squares.ravel()[places], count)
+    lengths = centers.lengths[labels]
+    others = lengths - _row_sums(points, numbers * numbers, centers.ones)
     others[others <= ORDER_ROUNDING * np.diff(points.indptr) * lengths] = 0
     distances += others
     distances[distances <= (MEAN_ROUNDING * np.finfo(points.dtype).eps) ** 2 * lengths] = 0
     return distances
+
+
+def _row_sums(points: Points, numbers: Array, ones: Array) -> Array:
+    """Return the sum over the stored numbers of each point, in order, of other numbers at their places."""
+    sums: Array = make_csr((numbers, points.indices, points.indptr), points.shape) @ ones
+    return sums

@@ -45,6 +45,8 @@ class Geometry:
         if self.is_spherical:
             weights = np.linalg.norm(sums, axis=1)
         has_mean = weights > 0
+        if has_mean.all():
+            return np.asarray(sums / weights[:, None], otherwise.dtype)
         means = np.array(otherwise)
         means[has_mean] = sums[has_mean] / weights[has_mean, None]
         return means

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ronde.comqueue import IterationStep
 from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.block_points import PointReader
-from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
+from ronde.ml.clustering.center_assignment import Centers, find_nearest, sum_nearest
 from ronde.ml.clustering.chosen_rows import all_rows
 from ronde.ml.clustering.empty_clusters import farthest_rows, move_rows
 from ronde.ml.clustering.geometry import GEOMETRIES
@@ -20,7 +20,16 @@ from ronde.ml.clustering.points import as_centers, column_moments
 from ronde.ml.clustering.starts import draw_centers
 from ronde.ml.progress import Progress
 
-__all__ = ["AssignRows", "RowAssignment", "LloydStep", "Runs", "final_centers", "first_state", "tolerance_of"]
+__all__ = [
+    "AssignRows",
+    "LloydStep",
+    "RowAssignment",
+    "Runs",
+    "final_centers",
+    "first_state",
+    "squared_distance",
+    "tolerance_of",
+]
 
 Array = NDArray[Any]
 
@@ -82,7 +91,7 @@ class LloydStep:
         if state.centers is None:
             state.centers, state.steps = self._start(c), 0
         centers, loss = self._moved(c)
-        moved = float(((centers.astype(np.float64) - state.centers) ** 2).sum())
+        moved = squared_distance(centers, state.centers)
         state.centers = centers
         state.steps += 1
         record = dict(step=c.step_no, loss=loss, moved=moved, run=state.run + 1)
@@ -104,10 +113,11 @@ class LloydStep:
     def _moved(self, c: IterationStep) -> tuple[Array, float]:
         """Return the new centers, and the loss with the old ones."""
         reader, centers = self._runs.reader, c.state.centers
+        prepared = Centers(centers)
 
         def sums_of(block: Any) -> dict[str, Any]:
             points, weights = reader.of_block(block)
-            return sum_nearest(points, centers, weights)
+            return sum_nearest(points, prepared, weights)
 
         total = c.sum_blocks(sums_of)
         sums, loss = total["sums"], float(total["loss"]) * self._geometry.loss_scale
@@ -123,7 +133,8 @@ class LloydStep:
         state = c.state
         loss = None
         if self._runs.number > 1:
-            loss = c.sum_blocks(lambda block: _loss(self._runs.reader, state.centers, block))
+            prepared = Centers(state.centers)
+            loss = c.sum_blocks(lambda block: _loss(self._runs.reader, prepared, block))
         if state.best is None or loss < state.best_loss:
             state.best, state.best_loss, state.best_steps = state.centers, loss, state.steps
         state.run += 1
@@ -132,6 +143,12 @@ class LloydStep:
     def _attributes(self, state: SimpleNamespace) -> dict[str, Any]:
         """Return what the estimator would have as attributes if the fit ended with this state."""
         return {"cluster_centers_": self._geometry.rows(final_centers(state))}
+
+
+def squared_distance(centers: Array, others: Array) -> float:
+    """Return the squared distance between corresponding centers, all together."""
+    moves = np.subtract(centers, others, dtype=np.float64)
+    return float(np.multiply(moves, moves, out=moves).sum())
 
 
 def tolerance_of(c: IterationStep, reader: PointReader, tol: float) -> float:
@@ -169,11 +186,11 @@ class AssignRows:
 
     def __call__(self, c: IterationStep) -> RowAssignment:
         centers = final_centers(c.state)
-        labels = [np.empty(0, np.int32)]
+        labels, prepared = [np.empty(0, np.int32)], Centers(centers)
 
         def assign(block: Any) -> dict[str, Any]:
             points, weights = self._reader.of_block(block)
-            nearest = find_nearest(points, centers, weights)
+            nearest = find_nearest(points, prepared, weights)
             if self._keeps_labels:
                 labels.append(nearest.labels)
             return {"loss": nearest.loss, "counts": np.bincount(nearest.labels, minlength=len(centers))}
@@ -190,6 +207,6 @@ def final_centers(state: SimpleNamespace) -> Array:
     return centers
 
 
-def _loss(reader: PointReader, centers: Array, block: Any) -> float:
+def _loss(reader: PointReader, centers: Centers, block: Any) -> float:
     points, weights = reader.of_block(block)
     return find_nearest(points, centers, weights).loss

@@ -26,7 +26,7 @@ from ronde.ml.clustering.chosen_rows import (
 )
 from ronde.ml.clustering.empty_clusters import farthest_rows
 from ronde.ml.clustering.geometry import GEOMETRIES, Geometry
-from ronde.ml.clustering.lloyd import tolerance_of
+from ronde.ml.clustering.lloyd import squared_distance, tolerance_of
 from ronde.ml.clustering.points import Points
 from ronde.ml.clustering.starts import best_candidates
 from ronde.ml.progress import Progress
@@ -108,7 +108,7 @@ class MiniBatchStep:
         weak = weak_clusters(counts, batches.reassignment_ratio)
         if len(weak):
             give_rows(centers, counts, weak, farthest_rows(c, rows, centers, len(weak)))
-        moved = float(((centers.astype(np.float64) - state.centers) ** 2).sum())
+        moved = squared_distance(centers, state.centers)
         state.centers, state.counts = centers, counts
         loss = (
             float(total["loss"]) * self._geometry.loss_scale / max(float(total["sums"][:, -1].sum()), 1e-300)

@@ -11,14 +11,25 @@ from sklearn.utils.validation import _check_sample_weight, check_array
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.read import is_dask_frame, is_flink_table
+from ronde.core.row_blocks import MOST_ROWS
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows, check_in_memory
 from ronde.ml.source_data import SparseRows
 from ronde.ml.sparse_rows import is_sparse
 from ronde.ml.training_data import FLOATS, TrainingData, training_data
 
-__all__ = ["MOST_LABELS", "accepted_formats", "is_here", "keeps_labels", "point_data", "rows_in_pieces"]
+__all__ = [
+    "MOST_LABELS",
+    "accepted_formats",
+    "is_here",
+    "keeps_labels",
+    "point_data",
+    "rows_in_pieces",
+    "rows_per_block",
+]
 
+LEAST_SPARSE_ROWS = 256  # of a block: with fewer, calls of functions take more time
+STORED_NUMBERS = 32  # of a sparse row: what the division into blocks supposes
 PIECE = 65536  # rows of a source that are in memory at once
 MOST_LABELS = 10**8  # of rows that the tasks read: 400 MB
 
@@ -64,6 +75,18 @@ def keeps_labels(data: TrainingData) -> bool:
     if isinstance(data.rows, LocatedRows):
         return False
     return (isinstance(data.rows, dict) and is_here(data.rows["X"])) or data.num_rows <= MOST_LABELS
+
+
+def rows_per_block(data: TrainingData) -> int:
+    """Return how many rows a row block has at least, for `iterate`. It does not depend on the tasks.
+
+    The sums of a block have a number for each cluster and column. So that they take no more time than the few stored
+    numbers, a block of sparse rows has the more rows, the more columns there are. Rows of a source are divided alike.
+    """
+    X = data.rows["X"] if isinstance(data.rows, dict) else None
+    if not is_sparse(X) and not isinstance(X, SparseRows):
+        return 1
+    return max(LEAST_SPARSE_ROWS, min(MOST_ROWS, data.num_features // STORED_NUMBERS))
 
 
 def accepted_formats(metric: str) -> Literal["csr", False]:
