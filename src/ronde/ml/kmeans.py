@@ -17,8 +17,9 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from ronde.comqueue import iterate
+from ronde.light_dataclasses import replace
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.clustering.block_points import PointReader
+from ronde.ml.clustering.block_points import PointReader, offset_of
 from ronde.ml.clustering.center_assignment import Nearest, find_nearest
 from ronde.ml.clustering.geometry import GEOMETRIES
 from ronde.ml.clustering.lloyd import (
@@ -35,6 +36,7 @@ from ronde.ml.clustering.point_data import (
     is_here,
     keeps_labels,
     point_data,
+    rows_for_offset,
     rows_in_pieces,
     rows_per_block,
 )
@@ -187,6 +189,14 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         X = data.rows["X"] if isinstance(data.rows, Mapping) else None
         if is_here(X) and self.metric != "euclidean":
             GEOMETRIES[self.metric].points(X)
+
+    def _reader(self, data: TrainingData) -> PointReader:
+        """Return what makes points of the rows of a fit."""
+        reader = PointReader(self.metric, data.dtype)
+        if self.metric == "euclidean" and data.dtype == np.float32:
+            sample = rows_for_offset(data)
+            return reader if sample is None else replace(reader, offset=offset_of(sample))
+        return reader
 
     def _start(self, data: TrainingData, reader: PointReader, runs: int, seed: int) -> list[Array] | str:
         """Return the first centers of each run as points, or the name of the way to draw them. Raises ValueError."""
@@ -342,7 +352,7 @@ class KMeans(CenterEstimator):
         """
         data = point_data(self, X, sample_weight)
         self._check_rows(data)
-        reader = PointReader(self.metric, data.dtype)
+        reader = self._reader(data)
         number, seed = self._run_count(RUNS_FROM_RANDOM_STARTS), self._seed()
         start = self._start(data, reader, number, seed)
         runs = Runs(reader, self.n_clusters, start, number, self.max_iter, self.tol, seed)
@@ -357,7 +367,7 @@ class KMeans(CenterEstimator):
             rows_per_block=rows_per_block(data),
         )
         state = result.state
-        self.cluster_centers_ = GEOMETRIES[self.metric].rows(final_centers(state))
+        self.cluster_centers_ = reader.rows(final_centers(state))
         self.n_iter_ = state.steps if state.best is None else state.best_steps
         self._set_assignment(result.outputs)
         self._end_fit(progress, state.records)

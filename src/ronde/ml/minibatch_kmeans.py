@@ -152,7 +152,7 @@ class MiniBatchKMeans(CenterEstimator):
         """
         data = point_data(self, X, sample_weight)
         self._check_rows(data)
-        reader, size = PointReader(self.metric, data.dtype), min(self.batch_size, data.num_rows)
+        reader, size = self._reader(data), min(self.batch_size, data.num_rows)
         most_steps = max(1, self.max_iter * data.num_rows // size)
         progress = self._progress(most_steps, {"X": X, "y": y})
         result = iterate(
@@ -164,7 +164,7 @@ class MiniBatchKMeans(CenterEstimator):
             finish=AssignRows(reader, keeps_labels(data)) if self.compute_labels else None,
             rows_per_block=rows_per_block(data),
         )
-        self._set_centers(result.state.centers, result.state.counts)
+        self.cluster_centers_, self.counts_ = reader.rows(result.state.centers), result.state.counts
         self.n_steps_ = result.steps
         self.n_iter_ = -(-result.steps * int(size) // data.num_rows)
         if self.compute_labels:
@@ -219,7 +219,7 @@ class MiniBatchKMeans(CenterEstimator):
         if len(weak):
             farthest = rows.with_keys(far_keys(points, weights, centers)).smallest(len(weak))
             give_rows(centers, counts, weak, farthest)
-        self._set_centers(centers, counts)
+        self.cluster_centers_, self.counts_ = reader.rows(centers), counts
         if self.compute_labels:
             nearest = find_nearest(points, centers, weights)
             self.labels_, self.inertia_ = nearest.labels, nearest.loss * geometry.loss_scale
@@ -261,6 +261,3 @@ class MiniBatchKMeans(CenterEstimator):
             )
             return 3 * self.n_clusters
         return int(self.init_size)
-
-    def _set_centers(self, centers: Array, counts: Array) -> None:
-        self.cluster_centers_, self.counts_ = GEOMETRIES[self.metric].rows(centers), counts

@@ -22,7 +22,7 @@ from sklearn.metrics.pairwise import haversine_distances
 import ronde.ml
 from ronde.comqueue import AllReduce, IterativeComQueue
 from ronde.errors import RemoteError
-from ronde.ml import KMeans
+from ronde.ml import KMeans, MiniBatchKMeans
 from ronde.ml.clustering import starts
 from ronde.ml.clustering.point_data import MOST_LABELS, keeps_labels
 from ronde.ml.training_data import TrainingData
@@ -360,3 +360,35 @@ def test_tasks_in_other_processes_need_not_import_scikit_learn() -> None:
     subprocess.run(
         [sys.executable, "-c", f"import sys, {modules}; assert 'sklearn' not in sys.modules"], check=True
     )
+
+
+@pytest.mark.parametrize("estimator", [KMeans, MiniBatchKMeans])
+@pytest.mark.parametrize("init", ["k-means||", "random", "array"])
+def test_float32_rows_far_from_0_get_the_clusters_of_float64_rows(estimator: Any, init: str) -> None:
+    X = (np.random.default_rng(0).normal(size=(2000, 5)) + [1e4, 0, -1e3, 1, 1e3]).astype(np.float32)
+    start: Any = X[:10] if init == "array" else init
+    wide, narrow = (
+        estimator(10, init=start, random_state=0, on="threads:2").fit(X.astype(dtype)) for dtype in "df"
+    )
+    assert narrow.n_iter_ == wide.n_iter_
+    assert narrow.inertia_ == pytest.approx(wide.inertia_, rel=1e-5)
+    assert np.mean(narrow.labels_ != wide.labels_) < 1e-3  # centers are rounded to float32 in the end
+    assert narrow.cluster_centers_.dtype == np.float32
+    np.testing.assert_allclose(narrow.cluster_centers_, wide.cluster_centers_, atol=2e-3)
+    assert narrow.labels_.tolist() == narrow.predict(X).tolist()
+    assert narrow.score(X) == pytest.approx(-narrow.inertia_, rel=1e-6)
+
+
+def test_float32_rows_of_files_are_shifted_alike() -> None:
+    class Source:
+        in_memory = False
+
+        def __init__(self, X: Any) -> None:
+            self.num_rows, self._X = len(X), X
+
+        def load(self, begin: int, end: int) -> Any:
+            return self._X[begin:end]
+
+    X = (np.random.default_rng(0).normal(size=(900, 3)) + 1e4).astype(np.float32)
+    models = [KMeans(4, random_state=0, on="threads:2").fit(rows) for rows in (X, Source(X))]
+    assert models[0].cluster_centers_.tobytes() == models[1].cluster_centers_.tobytes()

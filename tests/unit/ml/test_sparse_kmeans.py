@@ -257,3 +257,14 @@ def test_wide_rows_give_the_same_bits_for_any_number_of_tasks(columns: int) -> N
     models = [KMeans(5, random_state=0, max_iter=3, on=f"threads:{tasks}").fit(X) for tasks in (1, 2, 3, 5)]
     assert len({model.cluster_centers_.tobytes() for model in models}) == 1
     assert len({(model.inertia_, str(model.history_[-1])) for model in models}) == 1
+
+
+@pytest.mark.parametrize("init", ["k-means||", "k-means++", "random"])
+def test_float32_rows_get_the_clusters_of_float64_rows(init: str) -> None:
+    X = sparse_rows(300)
+    X.data = np.random.default_rng(0).normal(size=len(X.data))
+    wide, narrow = (
+        KMeans(7, init=init, random_state=0, on="threads:1").fit(X.astype(dtype)) for dtype in "df"
+    )
+    assert narrow.n_iter_ == wide.n_iter_
+    assert narrow.labels_.tolist() == wide.labels_.tolist()

@@ -142,7 +142,7 @@ class LloydStep:
 
     def _attributes(self, state: SimpleNamespace) -> dict[str, Any]:
         """Return what the estimator would have as attributes if the fit ended with this state."""
-        return {"cluster_centers_": self._geometry.rows(final_centers(state))}
+        return {"cluster_centers_": self._runs.reader.rows(final_centers(state))}
 
 
 def squared_distance(centers: Array, others: Array) -> float:
@@ -185,11 +185,13 @@ class AssignRows:
         self._reader, self._keeps_labels = reader, keeps_labels
 
     def __call__(self, c: IterationStep) -> RowAssignment:
-        centers = final_centers(c.state)
+        centers, reader = final_centers(c.state), self._reader
+        if reader.offset is not None:  # as predictions, which have none
+            centers, reader = reader.rows(centers), reader.without_offset()
         labels, prepared = [np.empty(0, np.int32)], Centers(centers)
 
         def assign(block: Any) -> dict[str, Any]:
-            points, weights = self._reader.of_block(block)
+            points, weights = reader.of_block(block)
             nearest = find_nearest(points, prepared, weights)
             if self._keeps_labels:
                 labels.append(nearest.labels)

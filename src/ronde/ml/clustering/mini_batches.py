@@ -178,7 +178,7 @@ class MiniBatchStep:
         return bool(state.waited >= batches.patience)
 
     def _attributes(self, state: SimpleNamespace) -> dict[str, Any]:
-        return {"cluster_centers_": self._geometry.rows(state.centers)}
+        return {"cluster_centers_": self._batches.reader.rows(state.centers)}
 
 
 def start_among(rows: ChosenRows, count: int, init: str, seed: list[int]) -> Array:

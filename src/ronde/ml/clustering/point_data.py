@@ -24,12 +24,14 @@ __all__ = [
     "is_here",
     "keeps_labels",
     "point_data",
+    "rows_for_offset",
     "rows_in_pieces",
     "rows_per_block",
 ]
 
 LEAST_SPARSE_ROWS = 256  # of a block: with fewer, calls of functions take more time
 STORED_NUMBERS = 32  # of a sparse row: what the division into blocks supposes
+SAMPLE = 1000  # rows that tell where the others lie
 PIECE = 65536  # rows of a source that are in memory at once
 MOST_LABELS = 10**8  # of rows that the tasks read: 400 MB
 
@@ -75,6 +77,15 @@ def keeps_labels(data: TrainingData) -> bool:
     if isinstance(data.rows, LocatedRows):
         return False
     return (isinstance(data.rows, dict) and is_here(data.rows["X"])) or data.num_rows <= MOST_LABELS
+
+
+def rows_for_offset(data: TrainingData) -> Any | None:
+    """Return the first rows in float64; None if the rows are sparse, or on a cluster."""
+    X = data.rows["X"] if isinstance(data.rows, dict) else None
+    if X is None or is_sparse(X) or isinstance(X, SparseRows):
+        return None
+    count = min(SAMPLE, data.num_rows)
+    return np.asarray(X[:count] if is_here(X) else X.load(0, count), np.float64)
 
 
 def rows_per_block(data: TrainingData) -> int:

@@ -88,12 +88,19 @@ def distinct_points(points: Points) -> tuple[Points, Array]:
     points = points.copy()
     points.sum_duplicates()
     points.eliminate_zeros()
+    columns, numbers = points.indices.astype(">i8"), _sortable(points.data)
     rows = np.empty(points.shape[0], object)
     for number in range(len(rows)):
         part = slice(*points.indptr[number : number + 2])
-        rows[number] = points.indices[part].tobytes() + points.data[part].tobytes()
+        rows[number] = columns[part].tobytes() + numbers[part].tobytes()
     _, first, places = np.unique(rows, return_index=True, return_inverse=True)
     return points[first], places.reshape(-1)
+
+
+def _sortable(numbers: Array) -> Array:
+    """Return integers whose bytes have the order of the numbers: the same for float32 as for float64."""
+    bits = (numbers.astype(np.float64) + 0.0).view(np.int64)  # -0.0 becomes 0.0
+    return (bits ^ ((bits >> 63) | np.int64(-(1 << 63)))).astype(">i8")
 
 
 def row_numbers(points: csr_array) -> Array:
