@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin, with_callbacks
@@ -14,7 +14,11 @@ from sklearn.utils._param_validation import HasMethods  # private, but what `_va
 
 from ronde.ml.fitted_forms import ArrayForm, FittedForm, HistoryForm, NumberForm
 from ronde.ml.history import History
-from ronde.ml.missing_parameters import explains_missing_parameters
+from ronde.ml.missing_parameters import (
+    advice_for,
+    explains_missing_parameters,
+    missing_parameter_text,
+)
 from ronde.ml.progress import Progress
 from ronde.ml.saving import save
 from ronde.ml.tasks import one_blas_thread
@@ -81,6 +85,21 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
             type.__setattr__(cls, "__init__", explains_missing_parameters(cls.__init__))
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; return the estimator.
+
+        Args:
+            params: The parameters by name.
+
+        Raises:
+            ValueError: The estimator has no such parameter. For one that scikit-learn's has, the error says what to do.
+        """
+        for param in params.keys() - self._get_param_names():
+            if advice := advice_for(type(self).__name__, param):
+                raise ValueError(missing_parameter_text(type(self).__name__, param, advice))
+        estimator: Self = super().set_params(**params)
+        return estimator
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and fitted attributes to a file, which `ronde.ml.load` reads. It is not a pickle.

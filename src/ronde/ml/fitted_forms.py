@@ -22,6 +22,7 @@ __all__ = [
     "FittedForm",
     "HistoryForm",
     "NumberForm",
+    "TextForm",
     "find_wrong_attribute",
 ]
 
@@ -115,6 +116,16 @@ class ArrayForm:
             if not length:
                 return f"has the shape {array.shape}: expected some {axis}"
         return None
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """A text."""
+
+    is_needed: bool = False
+
+    def problem(self, value: Any, sizes: Sizes) -> str | None:
+        return None if isinstance(value, str) else f"is {_described(value)}: expected a text"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["advice_for", "explains_missing_parameters"]
+__all__ = ["advice_for", "explains_missing_parameters", "missing_parameter_text"]
 
 ONE_METHOD = "the estimator has one method, docs/estimators.md names it: leave it out"
 USE_ON = '`on` says where the tasks run, for example on="local:2"'
@@ -49,6 +49,11 @@ def advice_for(estimator: str, parameter: str) -> str | None:
     return ADVICE_OF.get(estimator, {}).get(parameter) or ADVICE.get(parameter)
 
 
+def missing_parameter_text(estimator: str, parameter: str, advice: str) -> str:
+    """Return the text of the error for such a parameter."""
+    return f"{estimator} has no parameter {parameter!r}, unlike scikit-learn's: {advice}"
+
+
 def explains_missing_parameters(init: Callable[..., None]) -> Callable[..., None]:
     """Decorate `__init__` of an estimator: the error for a parameter of scikit-learn says what to do instead."""
     known = inspect.signature(init).parameters
@@ -58,7 +63,7 @@ def explains_missing_parameters(init: Callable[..., None]) -> Callable[..., None
         name = type(estimator).__name__
         for param in params:
             if param not in known and (advice := advice_for(name, param)):
-                raise TypeError(f"{name} has no parameter {param!r}, unlike scikit-learn's: {advice}")
+                raise TypeError(missing_parameter_text(name, param, advice))
         init(estimator, *arguments, **params)
 
     return checked

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
+from scipy.sparse import csr_array
 from sklearn.base import is_classifier
 from sklearn.callback import ScoringMonitor
 from sklearn.callback._callback_context import _cached_signature
@@ -71,3 +72,41 @@ def test_a_loaded_estimator_predicts_the_same(name: str, tmp_path: Path) -> None
     assert vars(other).keys() >= {key for key in vars(model) if key.endswith("_")}
     assert np.array_equal(other.predict(X), model.predict(X))
     assert other.history_ == model.history_
+
+
+@pytest.mark.parametrize("name", ["LinearSVC", "LogisticRegression", "Perceptron"])
+@pytest.mark.parametrize("form", [np.asarray, csr_array])
+def test_coefficients_may_be_sparse(name: str, form: Any) -> None:
+    X, y = form(np.eye(30, 5) + np.eye(30, 5, 1)), np.arange(30) % 3
+    model = getattr(ronde.ml, name)(on="threads:1").fit(X, y)
+    scores = model.decision_function(X)
+    assert hasattr(model.sparsify().coef_, "tocsr")
+    np.testing.assert_allclose(model.decision_function(X), scores)
+    assert type(model.sparsify().densify().densify().coef_) is np.ndarray
+    np.testing.assert_array_equal(model.decision_function(X), scores)
+
+
+def test_ridge_names_its_solver() -> None:
+    X = np.eye(4)
+    assert ronde.ml.Ridge(on="threads:1").fit(X, X.sum(axis=1)).solver_ == "cholesky"
+    assert ronde.ml.Ridge(solver="sag", on="threads:1").fit(X, X.sum(axis=1)).solver_ == "sag"
+    assert ronde.ml.Ridge(on="threads:1").fit(np.eye(3, 1001), np.arange(3)).solver_ == "lbfgs"
+
+
+@pytest.mark.parametrize("name", ["Lasso", "ElasticNet"])
+def test_no_penalty_warns_as_in_scikit_learn(name: str) -> None:
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    with pytest.warns(UserWarning, match="With alpha=0, this algorithm does not converge well"):
+        getattr(ronde.ml, name)(alpha=0, on="threads:1").fit(X, X.sum(axis=1))
+
+
+def test_set_params_gives_the_advice_of_the_constructor() -> None:
+    advice = (
+        r"LinearRegression has no parameter 'n_jobs', unlike scikit-learn's: `on` says where the tasks run"
+    )
+    with pytest.raises(TypeError, match=advice):
+        ronde.ml.LinearRegression(n_jobs=2)
+    with pytest.raises(ValueError, match=advice):
+        ronde.ml.LinearRegression().set_params(n_jobs=2)
+    with pytest.raises(ValueError, match="Invalid parameter 'n_job'"):
+        ronde.ml.LinearRegression().set_params(n_job=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -108,6 +109,13 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
                 earlier fit had another number of outputs or columns.
             RemoteError: A task failed.
         """
+        if self.alpha == 0:
+            warnings.warn(
+                "With alpha=0, this algorithm does not converge well. You are advised to use the LinearRegression "
+                "estimator",
+                UserWarning,
+                stacklevel=4,
+            )
         data = training_data(
             self, X, y, sample_weight, accept_sparse="csr", y_numeric=True, multi_output=True
         )

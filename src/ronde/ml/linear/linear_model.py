@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ronde.ml.base import DistributedEstimator, overflow_message
@@ -20,6 +22,7 @@ from ronde.ml.optimizers.descent import DescentOptimizer
 from ronde.ml.optimizers.optimizer import MAX_ITER
 from ronde.ml.progress import Progress
 from ronde.ml.row_arguments import check_in_memory
+from ronde.ml.sparse_rows import is_sparse
 from ronde.ml.tasks import place_of
 from ronde.ml.training_data import FLOATS, TrainingData
 
@@ -57,7 +60,7 @@ class LinearModel(DistributedEstimator):
         check_is_fitted(self)
         check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
         X = validate_data(self, X, accept_sparse="csr", dtype=FLOATS, reset=False)
-        scores: Array = X @ self.coef_.T + self.intercept_
+        scores: Array = safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
         return scores
 
     def _set(self, attributes: Mapping[str, Any]) -> None:
@@ -151,6 +154,26 @@ class LinearClassifier(ClassifierMixin, LinearModel):
     }
 
     classes_: Array
+
+    def sparsify(self) -> Self:
+        """Make `coef_` a sparse matrix, for many coefficients of 0; return the model. A fit needs `densify` before.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+        """
+        check_is_fitted(self)
+        self.coef_ = csr_matrix(self.coef_)
+        return self
+
+    def densify(self) -> Self:
+        """Make `coef_` an array again; return the model.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+        """
+        check_is_fitted(self)
+        self.coef_ = self.coef_.toarray() if is_sparse(self.coef_) else self.coef_
+        return self
 
     def decision_function(self, X: Any) -> Array:
         """Return the scores: shape (rows,) for two classes, where a positive one stands for the second class; else

@@ -9,8 +9,9 @@ from sklearn.base import MultiOutputMixin
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.fitted_forms import FittedForm, TextForm
 from ronde.ml.linear.linear_model import LinearRegressor
-from ronde.ml.linear.squares_fit import fit_squares
+from ronde.ml.linear.squares_fit import MOST_COLUMNS, fit_squares
 
 __all__ = ["Ridge"]
 
@@ -35,6 +36,8 @@ class Ridge(MultiOutputMixin, LinearRegressor):
         coef_: Shape (features,), or (outputs, features) if y has several columns.
         intercept_: A number; shape (outputs,) if y has two dimensions; 0.0 without intercepts.
         n_iter_: The number of steps.
+        solver_: The parameter `solver`; for "auto" the name of what this estimator does, "cholesky" for the normal
+            equations or, with more than 1,000 columns, "lbfgs".
         history_: A `History` with `step` and `loss`, the objective divided by twice the sum of the weights.
     """
 
@@ -47,6 +50,7 @@ class Ridge(MultiOutputMixin, LinearRegressor):
         "solver": [StrOptions({"auto", "svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga", "lbfgs"})],
         "random_state": ["random_state"],
     }
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {**LinearRegressor._fitted_forms, "solver_": TextForm()}
 
     def __init__(
         self,
@@ -79,4 +83,6 @@ class Ridge(MultiOutputMixin, LinearRegressor):
             RemoteError: A task failed.
         """
         fit_squares(self, X, y, sample_weight, self.alpha, keeps_column=False)
+        used = "cholesky" if self.n_features_in_ <= MOST_COLUMNS else "lbfgs"
+        self.solver_ = used if self.solver == "auto" else self.solver
         return self

@@ -25,7 +25,7 @@ from ronde.ml.optimizers.optimizer import Record
 from ronde.ml.progress import Progress
 from ronde.ml.training_data import TrainingData, training_data
 
-__all__ = ["fit_squares"]
+__all__ = ["MOST_COLUMNS", "fit_squares"]
 
 MOST_COLUMNS = 1000  # whose matrix of second moments is formed
 MOST_STEPS = 1000
