@@ -367,12 +367,8 @@ def iterate(
     if names == ():
         raise UsageError("data is an empty dict: expected at least one object with rows")
     types = StateTypes()
-    queue = (
-        IterativeComQueue()
-        .set_max_iter(max_iter)
-        .set_rows_per_block(rows_per_block)
-        .add(_StepItem(step, names, types))
-    )
+    queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names, types))
+    queue.set_rows_per_block(rows_per_block)
     queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))
     if checkpoint_every is not None:
         queue.set_checkpoint(checkpoint_every, checkpoint_folder, max_restarts)
@@ -382,8 +378,9 @@ def iterate(
         queue.init_with_partitioned_data(name, rows)
     queue.set_compare_criterion_of_node0(_is_stopped).close_with(_LastItem(finish or _end, names, types))
     results = queue.exec(on)
-    outputs = [output for _, _, output in results] if finish else ()
-    result: IterationResult = replace(results[0][0], outputs=outputs)
+    result: IterationResult = replace(
+        results[0][0], outputs=[each for _, _, each in results] if finish else ()
+    )
     is_alone = len(results) > 1 and results[0][1]
     if is_alone and checksum_of_state(vars(result.state)) != checksum_of_state(state):
         warnings.warn(NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=2)
@@ -391,7 +388,8 @@ def iterate(
 
 
 def _state_of(context: ComContext) -> dict[str, Any]:
-    return vars(context.get_obj(STATE))
+    state: SimpleNamespace = context.get_obj(STATE)
+    return vars(state)
 
 
 def _object_names(names: Sequence[str] | None) -> str | dict[str, str]:

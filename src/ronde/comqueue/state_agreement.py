@@ -66,7 +66,7 @@ def checksum_of_state(state: Mapping[str, Any]) -> int:
         else:
             checksum = zlib.crc32(f"{leaf.dtype.str}{leaf.shape}".encode(), checksum)
             for part in _shortened(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)):
-                checksum = zlib.crc32(part, checksum)
+                checksum = zlib.crc32(part.data, checksum)
     return checksum
 
 

@@ -34,13 +34,11 @@ Sizes = dict[str, int]  # of axes, by name
 
 
 class FittedForm(Protocol):
-    """What an attribute has to be.
+    """What an attribute has to be."""
 
-    Attributes:
-        is_needed: Whether each fitted estimator has it.
-    """
-
-    is_needed: bool
+    @property
+    def is_needed(self) -> bool:
+        """Whether each fitted estimator has the attribute."""
 
     def problem(self, value: Any, sizes: Sizes) -> str | None:
         """Return what is wrong with a value, None: nothing. `sizes`: known from other attributes; it adds its own."""
@@ -72,13 +70,16 @@ class NumberForm:
     is_needed: bool = False
 
     def problem(self, value: Any, sizes: Sizes) -> str | None:
-        least = 0 if self.size is None else 1
         if isinstance(value, bool) or not isinstance(value, Integral if self.is_int else Real):
             return f"is {_described(value)}: expected {'a whole number' if self.is_int else 'a number'}"
-        if self.is_int and not least <= value <= LARGEST_INT:
+        if not self.is_int:
+            return None
+        number: Any = value
+        least = 0 if self.size is None else 1
+        if not least <= number <= LARGEST_INT:
             return f"is a number out of range: expected one from {least}"
         if self.size is not None:
-            sizes[self.size] = int(value)
+            sizes[self.size] = int(number)
         return None
 
 

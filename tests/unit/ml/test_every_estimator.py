@@ -105,7 +105,7 @@ def test_set_params_gives_the_advice_of_the_constructor() -> None:
         r"LinearRegression has no parameter 'n_jobs', unlike scikit-learn's: `on` says where the tasks run"
     )
     with pytest.raises(TypeError, match=advice):
-        ronde.ml.LinearRegression(n_jobs=2)
+        ronde.ml.LinearRegression(n_jobs=2)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match=advice):
         ronde.ml.LinearRegression().set_params(n_jobs=2)
     with pytest.raises(ValueError, match="Invalid parameter 'n_job'"):

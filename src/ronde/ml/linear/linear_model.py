@@ -172,7 +172,8 @@ class LinearClassifier(ClassifierMixin, LinearModel):
             NotFittedError: `fit` has not been called.
         """
         check_is_fitted(self)
-        self.coef_ = self.coef_.toarray() if is_sparse(self.coef_) else self.coef_
+        coef: Any = self.coef_
+        self.coef_ = coef.toarray() if is_sparse(coef) else coef
         return self
 
     def decision_function(self, X: Any) -> Array:
