@@ -219,9 +219,10 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         expected = (self.n_clusters, data.num_features)
         if rows.shape != expected:
             origin = "the result of init" if callable(self.init) else "init"
+            wrong = "clusters" if len(rows) != self.n_clusters else "features of the data"
             raise ValueError(
-                f"{origin} has the shape {rows.shape}: expected {expected}, one row for each of the {self.n_clusters} "
-                "clusters"
+                f"The shape of the initial centers {rows.shape} does not match the number of {wrong}: {origin} has the "
+                f"shape {rows.shape}: expected {expected}, one row for each of the {self.n_clusters} clusters"
             )
         start_points: Array = reader.points(rows)
         return start_points
@@ -231,7 +232,8 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
         if not (isinstance(self.init, str) or callable(self.init)):
             if self.n_init not in ("auto", 1):
                 warnings.warn(
-                    f"n_init={self.n_init} has no effect, because init contains the first centers: there is one run",
+                    f"Explicit initial center position passed: performing only one init in {type(self).__name__} "
+                    f"instead of n_init={self.n_init}, which has no effect",
                     RuntimeWarning,
                     stacklevel=5,
                 )

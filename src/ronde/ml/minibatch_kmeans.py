@@ -254,8 +254,8 @@ class MiniBatchKMeans(CenterEstimator):
             return START_BATCHES * max(batch_size, self.n_clusters)
         if self.init_size < self.n_clusters:
             warnings.warn(
-                f"init_size={self.init_size} is less than n_clusters={self.n_clusters}: {3 * self.n_clusters} rows are "
-                "taken instead",
+                f"init_size={self.init_size} should be larger than n_clusters={self.n_clusters}: {3 * self.n_clusters} "
+                "rows are taken instead",
                 RuntimeWarning,
                 stacklevel=5,
             )

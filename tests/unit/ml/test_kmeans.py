@@ -286,7 +286,7 @@ def test_invalid_arguments(params: dict[str, Any], X: Any, message: str) -> None
 
 def test_several_runs_from_one_start_are_one() -> None:
     with pytest.warns(
-        RuntimeWarning, match="n_init=3 has no effect, because init contains the first centers"
+        RuntimeWarning, match="only one init in KMeans instead of n_init=3, which has no effect"
     ):
         model = KMeans(2, init=np.eye(2, 3), n_init=3).fit(np.eye(3))
     assert {record["run"] for record in model.history_} == {1}
@@ -392,3 +392,17 @@ def test_float32_rows_of_files_are_shifted_alike() -> None:
     X = (np.random.default_rng(0).normal(size=(900, 3)) + 1e4).astype(np.float32)
     models = [KMeans(4, random_state=0, on="threads:2").fit(rows) for rows in (X, Source(X))]
     assert models[0].cluster_centers_.tobytes() == models[1].cluster_centers_.tobytes()
+
+
+@pytest.mark.parametrize("estimator", [KMeans, MiniBatchKMeans])
+def test_errors_about_first_centers_have_the_words_of_scikit_learn(estimator: Any) -> None:
+    X = np.eye(6, 3)
+    for start, what in ((X[:1], "clusters"), (X[:2, :2], "features of the data")):
+        with pytest.raises(
+            ValueError, match=f"The shape of the initial centers .* does not match the number of {what}"
+        ):
+            estimator(2, init=start, on="threads:1").fit(X)
+    with pytest.warns(
+        RuntimeWarning, match="Explicit initial center position passed: performing only one init"
+    ):
+        estimator(2, init=X[:2], n_init=3, on="threads:1").fit(X)

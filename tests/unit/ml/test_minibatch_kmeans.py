@@ -118,7 +118,9 @@ def test_the_rows_among_which_centers_are_chosen() -> None:
     few = MiniBatchKMeans(6, init_size=6, batch_size=10, max_iter=1, random_state=0).fit(X)
     many = MiniBatchKMeans(6, init_size=6000, batch_size=10, max_iter=1, random_state=0).fit(X)
     assert many.history_[0]["loss"] < few.history_[0]["loss"]
-    with pytest.warns(RuntimeWarning, match="init_size=2 is less than n_clusters=6: 18 rows are taken"):
+    with pytest.warns(
+        RuntimeWarning, match="init_size=2 should be larger than n_clusters=6: 18 rows are taken"
+    ):
         MiniBatchKMeans(6, init_size=2).fit(X)
 
 
