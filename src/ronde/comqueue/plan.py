@@ -190,7 +190,8 @@ def _objects_with_state(plan: Plan) -> list[object]:
     """Return the objects among the functions, such as ComputeFunctions. Plain functions are not saved, so a run can
     continue with a corrected one. Functions of communication have no state besides the objects.
     """
-    computing = [item.function for item in plan.items if not isinstance(item.function, CommunicateFunction)]
-    last = [item.function for item in (plan.criterion, plan.complete) if item is not None]
-    owners = [getattr(function, "__self__", function) for function in (*computing, *last)]
+    last = [item for item in (plan.criterion, plan.complete) if item is not None]
+    functions = [item.function for item in (*plan.items, *last)]
+    computing = [each for each in functions if not isinstance(each, CommunicateFunction)]
+    owners = [getattr(function, "__self__", function) for function in computing]
     return [owner for owner in owners if hasattr(owner, "__dict__") and not isinstance(owner, FunctionType)]

@@ -283,3 +283,19 @@ def test_a_run_continues_from_its_own_folder_with_any_umask(tmp_path: Path) -> N
                 run_in(tmp_path / "checkpoints", is_whole=False)
     finally:
         os.umask(before)
+
+
+def test_a_run_continues_with_a_corrected_finish(tmp_path: Path) -> None:
+    def step(c: IterationStep) -> None:
+        if c.step_no == 6 and not (tmp_path / "mended").exists():
+            raise ValueError("stop")
+
+    def outputs(finish: Any) -> list[Any]:
+        folder: dict[str, Any] = dict(checkpoint_every=2, checkpoint_folder=str(tmp_path / "checkpoints"))
+        result = iterate(step, data=np.ones(4), state={}, max_iter=9, on="threads:1", finish=finish, **folder)
+        return list(result.outputs)
+
+    with pytest.raises(RemoteError, match="ValueError: stop"):
+        outputs(lambda c: "wrong")
+    (tmp_path / "mended").touch()
+    assert outputs(lambda c: "right") == ["right"]
