@@ -271,9 +271,7 @@ class _StepItem(CommunicateFunction):
         return name_of(self._function)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _StepItem:
-        return type(self)(
-            copy.deepcopy(self._function, memo), self._names, copy.deepcopy(self._types, memo)
-        )
+        return type(self)(copy.deepcopy(self._function, memo), self._names, copy.deepcopy(self._types, memo))
 
     def communicate(self, context: ComContext, group: TaskGroup) -> Any:
         state = vars(context.get_obj(STATE))
