@@ -23,9 +23,9 @@ package, by subject; `help(ronde.init)` shows one of them:
     some ranks     ProcessSet, add_process_set, remove_process_set, global_process_set, get_process_set_ids_and_ranks
     programs       run, record, Checkpoints
     what happens   stragglers, start_timeline, stop_timeline
-    errors         RondeError; UsageError, NotInitializedError, UnsupportedError; MismatchError; PeerError,
-                   PeerLostError, AbortedError, TimeoutError, RemoteError, WorkerError; StaleRoundError; ProtocolError,
-                   AuthenticationError, VersionError
+    errors         RondeError; UsageError, NotInitializedError, UnsupportedError; CollectiveError; MismatchError;
+                   PeerError, PeerLostError, AbortedError, TimeoutError, RemoteError, WorkerError; StaleRoundError;
+                   ProtocolError, AuthenticationError, VersionError
 
 Packages for programs:
 

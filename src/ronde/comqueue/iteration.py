@@ -357,13 +357,8 @@ def iterate(
             step and function.
         UsageError: An argument is invalid, for example data with different numbers of rows.
     """
-    if not callable(step):
-        raise UsageError(f"step must be a function of an IterationStep, not {step!r}")
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise UsageError(f"state must be a dict of objects by name, such as {{'w': w}}, not {state!r}")
+    _check_arguments(step, data, state)
     names = tuple(data) if isinstance(data, Mapping) else None
-    if names == ():
-        raise UsageError("data is an empty dict: expected at least one object with rows")
     types = StateTypes()
     queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names, types))
     queue.set_rows_per_block(rows_per_block)
@@ -381,8 +376,19 @@ def iterate(
     )
     is_alone = len(results) > 1 and results[0][1]
     if is_alone and checksum_of_state(vars(result.state)) != checksum_of_state(state):
-        warnings.warn(NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=3
+        )  # of the caller, above `other_names`
     return result
+
+
+def _check_arguments(step: object, data: object, state: object) -> None:
+    if not callable(step):
+        raise UsageError(f"step must be a function of an IterationStep, not {step!r}")
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UsageError(f"state must be a dict of objects by name, such as {{'w': w}}, not {state!r}")
+    if isinstance(data, Mapping) and not data:
+        raise UsageError("data is an empty dict: expected at least one object with rows")
 
 
 def _state_of(context: ComContext) -> dict[str, Any]:
