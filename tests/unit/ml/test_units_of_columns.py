@@ -13,6 +13,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from scipy.sparse import csr_array
 from sklearn.datasets import load_breast_cancer
+from sklearn.exceptions import ConvergenceWarning
 
 import ronde.ml
 
@@ -207,3 +208,42 @@ def test_columns_of_any_scale_take_few_steps_of_logistic_regression() -> None:
     slopes = -1 / (1 + np.exp(np.where(classes, scores, -scores))) * np.where(classes, 1, -1)
     gradient = (rows.T @ slopes + model.coef_[0]) / len(rows)
     assert np.abs(gradient).max() < 2e-3
+
+
+@pytest.mark.parametrize("l1_ratio", [1.0, 0.4])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_dual_gap_bounds_the_distance_to_the_minimum(l1_ratio: float, is_weighted: bool) -> None:
+    random = np.random.default_rng(4)
+    X = random.normal(size=(60, 20)) @ random.normal(size=(20, 20)) * 7 + 3
+    y = X[:, :2] @ [[1.0, 0.0], [2.0, -3.0]] + random.normal(size=(60, 2))
+    weights = random.uniform(0.5, 2, 60) if is_weighted else np.ones(60)
+
+    def objectives(model: Any) -> Any:
+        squares = np.average((model.predict(X) - y) ** 2, axis=0, weights=weights) / 2
+        l1, l2 = np.abs(model.coef_).sum(axis=1), (model.coef_**2).sum(axis=1) / 2
+        return squares + 0.5 * (l1_ratio * l1 + (1 - l1_ratio) * l2)
+
+    exact = ronde.ml.ElasticNet(0.5, l1_ratio=l1_ratio, tol=1e-12).fit(X, y, weights)
+    assert exact.dual_gap_.shape == (2,)
+    assert (exact.dual_gap_ < 1e-9).all()
+    for tol in (0.3, 0.03, 1e-3):
+        coarse = ronde.ml.ElasticNet(0.5, l1_ratio=l1_ratio, tol=tol).fit(X, y, weights)
+        excess = objectives(coarse) - objectives(exact)
+        assert (coarse.dual_gap_ >= excess - 1e-12).all()
+        assert (coarse.dual_gap_ > 0).any()
+    assert isinstance(ronde.ml.ElasticNet(0.5).fit(X, y[:, 0]).dual_gap_, float)
+
+
+def test_the_dual_gap_is_that_of_the_dual_problem() -> None:
+    """For residuals r of centered targets t: t.v - v.v / 2, as means, at the largest v = c r with |X'v| <= alpha."""
+    random = np.random.default_rng(5)
+    X = random.normal(size=(50, 8)) * [1, 2, 3, 4, 5, 6, 7, 8]
+    y = X @ random.normal(size=8) + random.normal(size=50)
+    with pytest.warns(ConvergenceWarning):
+        model = ronde.ml.Lasso(0.5, max_iter=1, tol=0.0).fit(X, y)
+    rest, columns = y - model.predict(X), X - X.mean(axis=0)
+    objective = (rest**2).mean() / 2 + 0.5 * np.abs(model.coef_).sum()
+    v = rest * min(1.0, 0.5 / np.abs(columns.T @ rest / 50).max())
+    assert model.dual_gap_ == pytest.approx(
+        objective - ((y - y.mean()) * v).mean() + (v**2).mean() / 2, rel=1e-6
+    )

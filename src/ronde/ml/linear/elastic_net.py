@@ -14,6 +14,7 @@ from sklearn.base import MultiOutputMixin
 from sklearn.utils._param_validation import Interval
 
 from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.fitted_forms import ArrayForm, FittedForm
 from ronde.ml.linear.column_moments import ColumnMoments
 from ronde.ml.linear.column_scaling import ColumnScaling, in_range
 from ronde.ml.linear.linear_model import (
@@ -63,6 +64,8 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
         coef_: Shape (features,), or (outputs, features) if y has several columns.
         intercept_: A number; shape (outputs,) if y has two dimensions; 0.0 without intercepts.
         n_iter_: The number of steps.
+        dual_gap_: How far the objective is from its minimum at most; shape (outputs,) if y has two dimensions. NaN
+            after a fit by OWL-QN.
         history_: A `History` with `step`, `loss` (the objective) and `gradient_norm`.
     """
 
@@ -75,6 +78,11 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
         "tol": [Interval(Real, 0, None, closed="left")],
         "warm_start": ["boolean"],
         "random_state": ["random_state"],
+    }
+
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **LinearRegressor._fitted_forms,
+        "dual_gap_": ArrayForm(("outputs",), least_axes=0),
     }
 
     def __init__(
@@ -138,11 +146,14 @@ class ElasticNet(MultiOutputMixin, LinearRegressor):
         ).search
         moments = in_range(self, search.moments)
         weights, history = search.coefficients(), search.history
+        gaps = step.dual_gaps(search)
         if search.reason == TOO_MANY_COLUMNS:
             weights, history = self._descend(data, moments, weights, l1, l2, progress, attributes_of)
+            gaps = np.full(len(gaps), np.nan)
         else:
             self._warn_unless_converged(search.reason, len(history), self.max_iter, self.tol)
-        self._set({**attributes_of(weights), "n_iter_": max(1, len(history))})
+        gap = gaps if outputs else float(gaps[0])
+        self._set({**attributes_of(weights), "n_iter_": max(1, len(history)), "dual_gap_": gap})
         self._end_fit(progress, history)
         return self
 

@@ -31,6 +31,7 @@ class Lasso(ElasticNet):
         coef_: As of `ElasticNet`.
         intercept_: As of `ElasticNet`.
         n_iter_: The number of steps.
+        dual_gap_: As of `ElasticNet`.
         history_: As of `ElasticNet`.
     """
 

@@ -132,6 +132,30 @@ class CoordinateStep:
                 search.reason = search.reason or "report"
         c.stop_if(search.reason is not None)
 
+    def dual_gaps(self, search: CoordinateSearch) -> Array:
+        """Return how far the objective of each output is from its minimum at most, shape (outputs,).
+
+        It is the objective less that of the dual problem, at the residuals times the largest factor at which they
+        fulfil its constraints; see S.-J. Kim and others, An interior-point method for large-scale l1-regularized least
+        squares, IEEE J. Sel. Top. Signal Process. 1 (2007), section III.A.
+        """
+        assert search.moments is not None
+        assert search.losses is not None
+        assert search.gradient is not None
+        penalties, curvatures, sizes = (
+            self._penalties(search),
+            self._curvatures(search),
+            np.abs(search.gradient),
+        )
+        factors = np.divide(penalties, sizes, out=np.ones_like(sizes), where=sizes > penalties).min(axis=1)
+        squares = (curvatures * np.square(search.w)).sum(axis=1)
+        products = (
+            2 * search.losses - (search.w * search.gradient).sum(axis=1) + squares
+        )  # residuals by targets
+        gaps = (2 * search.losses + squares) * (1 + np.square(factors)) / 2 - factors * products
+        gaps += (penalties * np.abs(search.w)).sum(axis=1)
+        return np.asarray(np.square(search.moments.target_scales) * np.maximum(gaps, 0.0))
+
     def _penalties(self, search: CoordinateSearch) -> Array:
         """Return the factor of each absolute value, shape (outputs, features)."""
         assert search.moments is not None
