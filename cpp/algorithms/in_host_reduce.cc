@@ -70,7 +70,7 @@ void HostGroup::reduce_any(const Call& call, const Reduction& reduction, const v
   if (is_symmetric(&Places::in) && is_symmetric(&Places::out)) {
     reduce_symmetric(reduction, count, only);
   } else {
-    cover_output();
+    if (exposure_.announced == announced_) cover_output();  // not that of a call around this one
     reduce_by_lanes(reduction, static_cast<const std::byte*>(in), static_cast<std::byte*>(out), count, only);
   }
 }
@@ -165,6 +165,10 @@ void HostGroup::reduce_by_lanes(const Reduction& reduction, const std::byte* in,
     collect(w);
   }
   windows_ += window_count;
+  if (!stages) {
+    check_presence();  // this rank has read inputs of others in place, which they may change after they have left
+    ++finished_;
+  }
 }
 
 void HostGroup::reduce_scatter(const Call& call, const Reduction& reduction, const void* in,
