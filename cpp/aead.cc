@@ -27,7 +27,15 @@ void Aead::Free::operator()(evp_cipher_ctx_st* context) const { EVP_CIPHER_CTX_f
 
 Aead::Aead(const AeadKey& key) : context_(EVP_CIPHER_CTX_new()) {
   if (!context_) throw std::bad_alloc();
-  check(EVP_CipherInit_ex2(context_.get(), EVP_chacha20_poly1305(), readable(key.data()), nullptr, 1, nullptr));
+  ERR_set_mark();
+  const int succeeded =
+      EVP_CipherInit_ex2(context_.get(), EVP_chacha20_poly1305(), readable(key.data()), nullptr, 1, nullptr);
+  ERR_pop_to_mark();
+  if (succeeded != 1) {
+    throw std::runtime_error(
+        "OpenSSL's libcrypto offers no ChaCha20-Poly1305 here, so messages cannot be authenticated: the machine or "
+        "OPENSSL_CONF may allow FIPS algorithms only");
+  }
 }
 
 Tag Aead::seal(const Nonce& nonce, std::span<const std::byte> associated, std::span<const std::byte> text,

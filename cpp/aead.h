@@ -25,7 +25,7 @@ using Nonce = std::array<std::byte, 12>;
 using Tag = std::array<std::byte, kTagBytes>;
 
 // The cipher under one key. One thread at a time uses it. libcrypto has the only copy of the key, and wipes it at the
-// end. Every member throws Error if libcrypto fails, as it does without memory.
+// end. Every member throws std::runtime_error if libcrypto fails; the constructor does where it has no such cipher.
 class Aead {
  public:
   explicit Aead(const AeadKey& key);

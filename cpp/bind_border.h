@@ -40,6 +40,18 @@ void abandon_for_good(nb::handle_t<Class> self) {
   self.inc_ref();
 }
 
+// Makes the exception that is being handled one of Python; for functions that Python calls without nanobind.
+inline std::nullptr_t raise_native_error() {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
 template <class... Args>
 [[noreturn]] void raise(const char* name, Args&&... args) {
   const nb::object type = nb::module_::import_("ronde.errors").attr(name);

@@ -80,8 +80,9 @@ bool signal_handler_raised() {
 struct ExchangeFailure {
   bool interrupted = false;
   std::optional<int> broken;
+  std::string reason;  // of any other failure
 
-  explicit operator bool() const { return interrupted || broken; }
+  explicit operator bool() const { return interrupted || broken || !reason.empty(); }
 };
 
 // Makes one exchange without the GIL.
@@ -96,9 +97,16 @@ ExchangeFailure exchange(int fd, SealedConnection* seals, const StoreRequest& re
     failure.interrupted = true;
   } catch (const std::bad_alloc&) {
     failure.broken = ENOMEM;
+  } catch (const std::exception& error) {
+    failure.reason = error.what();
   }
   PyEval_RestoreThread(state);
   return failure;
+}
+
+PyObject* set_native_error(const ExchangeFailure& failure) {
+  PyErr_SetString(PyExc_RuntimeError, failure.reason.c_str());
+  return nullptr;
 }
 
 Py_ssize_t size_of(std::string_view view) { return static_cast<Py_ssize_t>(view.size()); }
@@ -194,6 +202,7 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   const auto seals = line->shared_seals();
   const ExchangeFailure failure = exchange(fd, seals.get(), request, answer);
   if (failure) {
+    if (!failure.reason.empty()) set_native_error(failure);
     if (failure.broken) set_connection_error(*failure.broken);
     if (failure.broken.value_or(0) != 0) return ask_again(self, request, began_ns);
     // The answer may still come and must not be taken for that to another request, so end the connection, unless a
@@ -250,8 +259,8 @@ PyObject* line_ask(PyObject* self, PyObject* const* arguments, Py_ssize_t count)
         !read_argument(self, arguments[2], keys, request.argument) || !read_timeout(arguments[3], request.timeout_ns)) {
       return nullptr;
     }
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
   return ask(self, request, PyObject_IsTrue(arguments[4]) == 1);
 }
@@ -314,8 +323,8 @@ PyObject* line_compare_set(PyObject* self, PyObject* const* arguments, Py_ssize_
   std::string argument;
   try {
     argument = compared_values(values);
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
   request.argument = argument;
   return ask(self, request, true);
@@ -340,6 +349,7 @@ PyObject* line_ask_once(PyObject* self, PyObject* const* arguments, Py_ssize_t c
   const ExchangeFailure failure = exchange(line->fd, seals.get(), request, answer);
   if (failure.interrupted) return nullptr;
   if (failure.broken) return set_connection_error(*failure.broken);
+  if (!failure.reason.empty()) return set_native_error(failure);
   return Py_BuildValue("(iy#)", answer.status(), answer.value().data(), size_of(answer.value()));
 }
 
@@ -355,8 +365,8 @@ PyObject* line_use_keys(PyObject* self, PyObject* const* arguments, Py_ssize_t c
     }
     if (line->seals == nullptr) line->seals = new std::shared_ptr<SealedConnection>;
     *line->seals = std::move(seals);
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
   Py_RETURN_NONE;
 }
@@ -370,8 +380,8 @@ PyObject* line_sealed(PyObject* self, PyObject* frame) {
   try {
     const std::string sealed = sealed_frame(view, *seals);
     return PyBytes_FromStringAndSize(sealed.data(), size_of(sealed));
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
 }
 

@@ -127,8 +127,8 @@ PyObject* add_connection(PyObject*, PyObject* const* arguments, Py_ssize_t count
     const auto index = static_cast<size_t>(fd);
     if (connections->size() <= index) connections->resize(index + 1);
     (*connections)[index] = std::move(fresh);
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
   Py_RETURN_NONE;
 }
@@ -166,8 +166,8 @@ PyObject* read_frame(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   try {
     std::string frame(PyBytes_AsString(arguments[1]), static_cast<size_t>(PyBytes_Size(arguments[1])));
     if (const auto request = read_request(frame, seals_of(*connections, fd))) return as_tuple(fd, *request);
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
   Py_RETURN_NONE;
 }
@@ -307,8 +307,8 @@ PyObject* serve_requests(PyObject*, PyObject* const* arguments, Py_ssize_t count
   } catch (nb::python_error& error) {
     error.restore();
     return nullptr;
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
 }
 
@@ -331,8 +331,8 @@ PyObject* send_answers(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     nb::object unsent = nb::steal(PyDict_New());
     if (!unsent.is_valid() || !send_all(answers, unsent.ptr())) return nullptr;
     return unsent.release().ptr();
-  } catch (const std::bad_alloc&) {
-    return PyErr_NoMemory();
+  } catch (const std::exception&) {
+    return raise_native_error();
   }
 }
 

@@ -215,11 +215,12 @@ void SharedConnections::send_what_fits(int process) {
 void SharedConnections::transmit(int process, Outgoing outgoing) {
   std::deque<Packet>& backlog = flows_.at(process).backlog;
   const bool was_empty = backlog.empty();
-  Packet& packet = backlog.emplace_back();
+  Packet packet;
   std::memcpy(packet.bytes.data(), &outgoing.message, sizeof(outgoing.message));
   packet.attached = std::move(outgoing.attached);
   const auto seals = seals_.find(process);
   if (seals != seals_.end()) seals->second.seal(std::span(packet.bytes).first(wire_bytes(process)));
+  backlog.push_back(std::move(packet));
   if (!was_empty) return;
   flush(process);
   if (!backlog.empty()) wake_thread();

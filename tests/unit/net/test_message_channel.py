@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +34,38 @@ def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(conceals: 
         got += receiver.feed(stream[:cut])
         stream = stream[cut:]
     assert got == sent
+
+
+FIPS = """\
+openssl_conf = openssl_init
+[openssl_init]
+providers = provider_sect
+alg_section = algorithm_sect
+[provider_sect]
+base = base_sect
+[base_sect]
+activate = 1
+[algorithm_sect]
+default_properties = fips=yes
+"""
+WITHOUT_THE_CIPHER = """\
+from ronde._native import SealedConnection, StoreLine
+for make in (StoreLine()._use_keys, SealedConnection):
+    try:
+        make(bytes(32), bytes(32), False)
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_a_libcrypto_without_the_cipher_is_an_error_that_says_so(tmp_path: Path) -> None:
+    """As in the FIPS mode of some distributions."""
+    config = tmp_path / "openssl.cnf"
+    config.write_text(FIPS)
+    printed = subprocess.check_output(
+        [sys.executable, "-c", WITHOUT_THE_CIPHER], env={**os.environ, "OPENSSL_CONF": str(config)}, text=True
+    )
+    assert printed.count("libcrypto offers no ChaCha20-Poly1305 here") == 2
 
 
 def test_encrypted_messages_cannot_be_read() -> None:
