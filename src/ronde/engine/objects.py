@@ -63,13 +63,13 @@ def broadcast_object(
     name = name or "broadcast_object"
     if rank() == root:
         outgoing = OutgoingObject(obj, name, root)
-        broadcast(outgoing.header.packed(), root, f"{name}.header", process_set=process_set)
+        broadcast(outgoing.header.packed(name), root, f"{name}.header", process_set=process_set)
         _send(outgoing, name, process_set)
         if outgoing.error is not None:
             raise outgoing.error
         return cast(ObjectT, obj)
     told = broadcast(np.zeros(HEADER_BYTES, np.uint8), root, f"{name}.header", process_set=process_set)
-    return cast(ObjectT, _receive(ObjectHeader.read(told)._replace(source=root), name, process_set))
+    return cast(ObjectT, _receive(ObjectHeader.read(told, name)._replace(source=root), name, process_set))
 
 
 def allgather_object(
@@ -98,13 +98,13 @@ def allgather_object(
     mine = np.empty(outgoing.header.content_length, np.uint8)
     outgoing.fill(mine)
     sent = [
-        allgather_async(outgoing.header.packed()[np.newaxis], f"{name}.header", process_set),
+        allgather_async(outgoing.header.packed(name)[np.newaxis], f"{name}.header", process_set),
         allgather_async(mine, f"{name}.content", process_set),
     ]
     rows, contents = (handle.wait() for handle in sent)
     if outgoing.error is not None:
         raise outgoing.error
-    headers = [ObjectHeader.read(row) for row in rows]
+    headers = [ObjectHeader.read(row, name) for row in rows]
     sources = [header.source for header in headers]
     if sources != sorted(set(sources)):
         raise AuthenticationError(
@@ -112,7 +112,8 @@ def allgather_object(
         )
     objects, begin = [], 0
     for header in headers:
-        content = contents[begin : begin + header.content_length]
+        # A copy, so that buffers are aligned, and one object does not keep the memory of all.
+        content = contents[begin : begin + header.content_length].copy()
         begin += header.content_length
         objects.append(_checked(header, content, name))
     return objects

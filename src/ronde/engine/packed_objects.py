@@ -7,7 +7,8 @@ The rules:
      into the memory that travels, and the objects of the receiver lie in the memory that has arrived.
   2. A pickle can run any program, and tensors may travel without tags or through a library that has none. So the
      content ends with an HMAC under the job key, and a rank checks it before it unpickles or shows the bytes. It covers
-     the header, too, which names the rank that the object comes from.
+     the header, too, which names the rank that the object comes from. The header has another one, which a rank checks
+     before it allocates what the header says.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _ALIGNMENT_BYTES = 64
 _LARGE_BYTES = 1 << 16  # a smaller buffer stays in the pickle
 _HEADER = struct.Struct("<QQIQ?")
 _ENTRY = struct.Struct("<Q?")
-HEADER_BYTES = _HEADER.size
+HEADER_BYTES = _HEADER.size + TAG_BYTES
 
 
 class ObjectHeader(NamedTuple):
@@ -59,11 +60,22 @@ class ObjectHeader(NamedTuple):
     is_error: bool
 
     @classmethod
-    def read(cls, header: Bytes) -> ObjectHeader:
-        return cls(*_HEADER.unpack(header.tobytes()))
+    def read(cls, row: Bytes, name: str) -> ObjectHeader:
+        """Return what `packed` has packed under the same name. Raises AuthenticationError for anything else."""
+        packed = row.tobytes()
+        header = cls(*_HEADER.unpack(packed[: _HEADER.size]))
+        if not hmac.compare_digest(packed[_HEADER.size :], header._tag(name)):
+            raise AuthenticationError(f"the header of the object '{name}' was altered in transit")
+        return header
 
-    def packed(self) -> Bytes:
-        return np.frombuffer(_HEADER.pack(*self), np.uint8)
+    def packed(self, name: str) -> Bytes:
+        return np.frombuffer(_HEADER.pack(*self) + self._tag(name), np.uint8)
+
+    def _tag(self, name: str) -> bytes:
+        met = meeting()
+        if met is None:
+            return bytes(TAG_BYTES)
+        return met.key.begin_hmac(b"object header", name.encode(), _HEADER.pack(*self)).digest()
 
     @property
     def content_length(self) -> int:

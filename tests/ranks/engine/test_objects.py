@@ -181,11 +181,15 @@ def alter_an_object_on_its_way(place: int, of_header: bool) -> str:
     root = 1
     if ronde.rank() == root:  # what a relay between the hosts could do, or a library that carries tensors
         outgoing = OutgoingObject(["harmless", np.ones(10_000)], "told", root)
-        header, content = outgoing.header.packed().copy(), np.empty(outgoing.header.content_length, np.uint8)
+        header, content = (
+            outgoing.header.packed("told").copy(),
+            np.empty(outgoing.header.content_length, np.uint8),
+        )
         outgoing.fill(content)
         (header if of_header else content)[place] ^= 1
         ronde.broadcast(header, root, "told.header")
-        ronde.broadcast(content, root, "told.content")
+        if not of_header:  # of what an altered header says, nothing is received
+            ronde.broadcast(content, root, "told.content")
         return ""
     with pytest.raises(ronde.AuthenticationError) as caught:
         ronde.broadcast_object(None, root, "told")
@@ -193,14 +197,27 @@ def alter_an_object_on_its_way(place: int, of_header: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("place", "of_header"), [(2, False), (5_000, False), (-40, False), (-1, False), (8, True), (-1, True)]
+    ("place", "of_header"),
+    [(2, False), (5_000, False), (-40, False), (-1, False), (7, True), (8, True), (-1, True)],
 )
 def test_an_altered_object_is_not_unpickled(place: int, of_header: bool) -> None:
     """Its pickle, its buffers, its HMAC, and what the header says of them."""
     told, _ = ranks.run(alter_an_object_on_its_way, 2, place, of_header)
-    assert told.startswith(
-        "the object 'told' of rank 1 was altered in transit, so Ronde does not unpickle it"
-    )
+    sentence = "the object 'told' of rank 1 was altered in transit, so Ronde does not unpickle it"
+    assert told.startswith("the header of the object 'told' was altered" if of_header else sentence)
+
+
+def gather_arrays_behind_objects_of_odd_lengths() -> None:
+    ronde.init()
+    gathered = ronde.allgather_object(["x" * (1 + ronde.rank()), np.arange(20_000.0)])
+    assert [len(text) for text, _ in gathered] == [rank + 1 for rank in range(ronde.size())]
+    assert all(array.flags.aligned for _, array in gathered)
+    for (_, array), (_, other) in zip(gathered, gathered[1:]):
+        assert array.base is not other.base  # whoever keeps one does not keep the memory of all
+
+
+def test_gathered_arrays_are_aligned_and_apart() -> None:
+    ranks.run(gather_arrays_behind_objects_of_odd_lengths, 3)
 
 
 def exchange_buffers() -> None:
