@@ -92,8 +92,8 @@ class Target(NamedTuple, Generic[ResultT]):
     refusal: UsageError | None = None
 
     def finish(self) -> ResultT:
-        if self.refusal:
-            raise self.refusal
+        if self.refusal:  # a new one each time: what is raised keeps the frames of its callers
+            raise type(self.refusal)(*self.refusal.args)
         if self.is_copy:
             _copy(self.result, self.memory)
         return self.result

@@ -1,7 +1,7 @@
 """Exchanges bytes of any length between the ranks of a communicator: Ronde's messages, not tensors.
 
-A function of the type `Exchange` gives every rank the bytes of all. There are three: `exchange_through` a store, before
-a communicator exists (`comm/bootstrap`); `allgather_bytes` of all ranks; and `exchange_among` some of them.
+A function of the type `Exchange` gives every rank the bytes of all. There are three: that of a `Gathering` at a store,
+before a communicator exists (`comm/gathering`); `allgather_bytes` of all ranks; and `exchange_among` some of them.
 
 Messages from one rank, to another or to all, carry tags between hosts, with any setting `protection`. Messages gathered
 from all ranks at once do not.

@@ -73,16 +73,21 @@ def start_on_device(call: Call, tensor: Any) -> CompletedHandle:
     unscaled = call._replace(op=_carried(tensor, op), prescale=1.0, postscale=1.0)
     handle = unscaled.submit(x, result, f"{tensor.device.type} memory")
 
+    final: list[Any] = []
+
     def finish(reduced: Any) -> Any:
-        if op is Average and not _divides(tensor):
-            reduced.copy_(torch.div(reduced, engine(call.process_set).size, rounding_mode="trunc"))
-        if postscale != 1.0:
-            reduced.copy_(_scaled(reduced, postscale))
-        reduced = reduced.to(tensor.dtype)
+        # It may run again after an interrupt: `reduced`, which may be the tensor, does not change before `final` is set.
+        if not final:
+            value = reduced
+            if op is Average and not _divides(tensor):
+                value = torch.div(value, engine(call.process_set).size, rounding_mode="trunc")
+            if postscale != 1.0:
+                value = _scaled(value, postscale)
+            final.append(value.to(tensor.dtype))
         if not in_place:
-            return reduced
-        if reduced.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(reduced)
+            return final[0]
+        if final[0].data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(final[0])
         return tensor
 
     return CompletedHandle(handle, finish)
