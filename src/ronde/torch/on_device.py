@@ -76,7 +76,7 @@ def start_on_device(call: Call, tensor: Any) -> CompletedHandle:
     final: list[Any] = []
 
     def finish(reduced: Any) -> Any:
-        # It may run again after an interrupt: `reduced`, which may be the tensor, does not change before `final` is set.
+        # It may run again after an interrupt, so `reduced`, which may be the tensor, stays until `final` is set.
         if not final:
             value = reduced
             if op is Average and not _divides(tensor):

@@ -209,7 +209,7 @@ def test_an_altered_object_is_not_unpickled(place: int, of_header: bool) -> None
 
 def gather_arrays_behind_objects_of_odd_lengths() -> None:
     ronde.init()
-    gathered = ronde.allgather_object(["x" * (1 + ronde.rank()), np.arange(20_000.0)])
+    gathered = ronde.allgather_object(("x" * (1 + ronde.rank()), np.arange(20_000.0)))
     assert [len(text) for text, _ in gathered] == [rank + 1 for rank in range(ronde.size())]
     assert all(array.flags.aligned for _, array in gathered)
     for (_, array), (_, other) in zip(gathered, gathered[1:]):
