@@ -290,6 +290,8 @@ class Leader:
             self._survivors.pop(node, None)
             self._applicants.remove_node(node)
         self.departed.update(gone)
+        if self.state.phase == JobPhase.RUNNING:
+            self.state = replace(self.state, alive=len(self._survivors))
         if lost and self.state.phase == JobPhase.RUNNING:
             hosts = set(node_names(lost, self.roster))
             what = f"were {how.removeprefix('was ')}" if len(hosts) > 1 and how.startswith("was ") else how
@@ -406,6 +408,7 @@ class Leader:
             spares=self._applicants.spares,
             has_moved=False,
             missing=0,
+            alive=len(self.roster),
         )
         self.is_urgent = True
 

@@ -322,7 +322,8 @@ class Member:
             if self._roster_key == state.roster and self._phase == _MemberPhase.WORKING:
                 self._tell_last(AllSucceeded(state.number))
             else:
-                self._tell_last(JobClosed("the job has completed", completed=True, was_full=self._is_surplus))
+                was_full = self._is_surplus and self._is_full(state)
+                self._tell_last(JobClosed("the job has completed", completed=True, was_full=was_full))
         return self.is_over
 
     def _consider_joining(self, state: JobState, roster: Sequence[Node] | None) -> None:
@@ -351,8 +352,12 @@ class Member:
                     return
                 self._begin(state, tuple(roster), ids.index(self._node.id))
                 return
-        self._is_surplus = self._is_new and state.largest >= self._rules.max_nodes and not self._is_spare()
+        self._is_surplus = self._is_new and self._is_full(state) and not self._is_spare()
         self._say_join(state, state.number)
+
+    def _is_full(self, state: JobState) -> bool:
+        """Return whether all places are taken; that of a node that died after its success is not."""
+        return state.alive >= self._rules.max_nodes
 
     def _begin(self, state: JobState, roster: tuple[Node, ...], group_rank: int) -> None:
         self._number, self._roster_key, self._nodes = state.number, state.roster, roster

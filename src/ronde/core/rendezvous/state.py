@@ -144,7 +144,8 @@ class JobState:
     `spares`: the ids of nodes that wait without limit. `refused`: the last refused nodes. `failure`: of the closed job.
     `has_moved`: the last round began at another store, where other nodes may still be (`quorum`). `missing`: how many
     more nodes of the last round must be present before the next one can begin. `job`: a text that identifies this start
-    of the job. `joined`, `waiting` and `missing` only inform users, and may lag behind.
+    of the job. `alive`: how many nodes of the roster have not been lost, also after they had succeeded. `joined`,
+    `waiting`, `missing` and `alive` only inform users, and may lag behind.
     """
 
     terms: JobTerms
@@ -167,6 +168,7 @@ class JobState:
     has_moved: bool = False
     missing: int = 0
     job: str = ""
+    alive: int = 0
 
     @property
     def is_open(self) -> bool:

@@ -198,8 +198,10 @@ def test_a_node_that_succeeded_and_died_is_no_loss() -> None:
     inbox = running("ab", Rules(1, 2))
     inbox.leader.note_heartbeats(0, {"a": Heartbeat(9, 0)}, "a")  # its last words
     assert inbox.lose("a").roster == "ab"
+    assert inbox.state.alive == 1
     inbox.say(SuccessReport(0, "b", 0))
     assert inbox.state.phase == JobPhase.COMPLETED
+    assert inbox.lose("b").state.alive == 1, "b has seen the end"
 
 
 def test_silence() -> None:

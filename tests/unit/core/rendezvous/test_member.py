@@ -1,11 +1,13 @@
-"""Which job a node that waits for a round ends, when it is told to end it."""
+"""Which job a node that waits for a round ends, and what it concludes from the end of a job without it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from ronde.core.rendezvous.member import Member
-from ronde.core.rendezvous.membership import Budget, Node
+from ronde.core.rendezvous.membership import Budget, JobClosed, Node
 from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import JobPhase, JobState, JobTerms, RosterKey
 
@@ -54,3 +56,18 @@ def test_who_was_frozen_while_it_waited_ends_no_job_that_went_on() -> None:
     member.end_job("interrupted")
     assert not closes(member, job(5, JobPhase.FORMING))
     assert not closes(member, job(4, JobPhase.RUNNING)), "it has given that up"
+
+
+@pytest.mark.parametrize(
+    ("when_it_came", "at_the_end", "was_full"), [(2, 2, True), (2, 1, False), (1, 1, False)]
+)
+def test_a_job_was_full_if_all_its_places_were_taken_by_living_nodes(
+    when_it_came: int, at_the_end: int, was_full: bool
+) -> None:
+    """The node that replaces one whose workers had succeeded belongs to this job."""
+    member = waiting_member()
+    running = replace(job(0, JobPhase.RUNNING), largest=2)
+    member.note_state(replace(running, alive=when_it_came), ())
+    member.note_state(replace(running, phase=JobPhase.COMPLETED, version=1, alive=at_the_end))
+    (closed,) = (event for event in member.events if isinstance(event, JobClosed))
+    assert (closed.completed, closed.was_full) == (True, was_full)
