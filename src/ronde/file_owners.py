@@ -2,16 +2,23 @@
 
 Only the owner of a file, and whoever its mode lets write, decides on its content. What is in a folder, its owner and
 whoever may write there can replace, also files that they may not read.
+
+The private group of a user, with the user's name and without other members, lets nobody else write. Where it is usual,
+so is a umask of 002. A file server may map the user of a process to another number (root to nobody, `root_squash`): the
+owner of a new file shows which.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
+from contextlib import suppress
+from pathlib import Path
 
-__all__ = ["OTHERS_WRITE", "describe_foreign_owner", "describe_other_writers"]
+from ronde.new_files import create_anew
 
-OTHERS_WRITE = 0o022
+__all__ = ["describe_foreign_owner", "describe_other_writers", "owner_of_new_files"]
 
 
 def describe_foreign_owner(status: os.stat_result, name: str) -> str | None:
@@ -23,6 +30,39 @@ def describe_foreign_owner(status: os.stat_result, name: str) -> str | None:
 
 def describe_other_writers(status: os.stat_result, name: str) -> str | None:
     """Return a text if the mode lets other users write, else None. `name`: for the text."""
-    if not status.st_mode & OTHERS_WRITE:
+    by_group = status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
+    if not by_group and not status.st_mode & stat.S_IWOTH:
         return None
     return f"others may write to {name} (mode {stat.S_IMODE(status.st_mode):04o})"
+
+
+def owner_of_new_files(folder: Path) -> int | None:
+    """Return the number of the user that owns a file which this process creates there; None if it may create none."""
+    draft = folder / f"draft-{secrets.token_hex(8)}"
+    try:
+        fd = create_anew(draft, mode=0o600)
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _is_private_group(gid: int) -> bool:
+    """Return whether the group is the private one of this process's user.
+
+    The name is compared, too, because a directory service need not list the users who have a primary group.
+    """
+    import grp  # only for files that a group may write
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    if user.pw_gid != gid or group.gr_name != user.pw_name or not {user.pw_name}.issuperset(group.gr_mem):
+        return False
+    return all(other.pw_name == user.pw_name for other in pwd.getpwall() if other.pw_gid == gid)

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from ronde.checkpoints import Checkpoints
 from ronde.errors import UsageError
-from ronde.file_owners import describe_foreign_owner, describe_other_writers
+from ronde.file_owners import describe_foreign_owner, describe_other_writers, owner_of_new_files
 from ronde.launch.driver.transfer import connect_to_driver
 from ronde.light_dataclasses import dataclass
 from ronde.net.stores.base import Store
@@ -102,7 +102,7 @@ class FolderPlace:
         folder = Path(self._folder) / f"task-{task_id}"
         for each in (folder.parent, folder):
             each.mkdir(0o755, parents=True, exist_ok=True)
-            _require_own(each.stat(), each)
+            _require_own(each.stat(), each, folder.parent)
         return _FolderCheckpoints(folder)
 
 
@@ -117,7 +117,7 @@ class _FolderCheckpoints:
     def load(self, step: int) -> bytes:
         path = self._checkpoints.at(step)
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            _require_own(os.fstat(file.fileno()), path)
+            _require_own(os.fstat(file.fileno()), path, path.parent.parent)
             return file.read()
 
     def save(self, step: int, data: bytes) -> None:
@@ -128,13 +128,17 @@ class _FolderCheckpoints:
         shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
 
 
-def _require_own(status: os.stat_result, path: Path) -> None:
-    """Raise UsageError if another user can have decided what the file or folder contains."""
-    if foreign := describe_foreign_owner(status, str(path)):
-        raise UsageError(f"{foreign}, {THEIR_PROGRAM}: give a checkpoint_folder of this user")
+def _require_own(status: os.stat_result, path: Path, place: Path) -> None:
+    """Raise UsageError if another user can have decided what the file or folder in the place contains."""
+    foreign = describe_foreign_owner(status, str(path))
+    if foreign and status.st_uid != owner_of_new_files(path if path.is_dir() else path.parent):
+        raise UsageError(
+            f"{foreign}, {THEIR_PROGRAM}: chown -R {os.geteuid()} {place} if you trust the checkpoints there, else "
+            "give another checkpoint_folder"
+        )
     if writers := describe_other_writers(status, str(path)):
         raise UsageError(
-            f"{writers}, {THEIR_PROGRAM}: chmod go-w {path}, and remove the checkpoints there if you do not trust "
+            f"{writers}, {THEIR_PROGRAM}: chmod -R go-w {place}, and remove the checkpoints there if you do not trust "
             "them; if the mode stays, give a checkpoint_folder on a file system with Unix modes"
         )
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -237,7 +239,8 @@ def test_a_folder_where_others_may_write_is_refused_before_the_first_step(tmp_pa
     (folder / place).chmod(0o777)
     steps: list[int] = []
     with pytest.raises(
-        RemoteError, match=rf"others may write to {(folder / place).resolve()} \(mode 0777\).*chmod go-w"
+        RemoteError,
+        match=rf"others may write to {(folder / place).resolve()} \(mode 0777\).*chmod -R go-w {folder}",
     ):
         iterate(
             lambda c: steps.append(c.step_no),
@@ -273,6 +276,76 @@ def test_a_pickle_of_another_user_does_not_run(tmp_path: Path, place: str) -> No
     with pytest.raises(RemoteError, match=f"belongs to user {stranger}, and this process runs as user 0"):
         run_in(tmp_path / "checkpoints", is_whole=True)
     assert not trace.exists()
+    assert not list(tmp_path.rglob("draft-*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test maps root")
+def test_a_file_server_may_map_the_user_to_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS with root_squash does: what root creates belongs to nobody, also in the next run."""
+    stat, fstat = os.stat, os.fstat
+
+    def squashed(status: os.stat_result) -> os.stat_result:
+        fields = list(status[:10])
+        fields[4] = 65534
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "fstat", lambda fd: squashed(fstat(fd)))
+    monkeypatch.setattr(os, "stat", lambda *args, **kwargs: squashed(stat(*args, **kwargs)))
+    FolderPlace(str(tmp_path / "checkpoints")).open(0).save(1, b"one")
+    again = FolderPlace(str(tmp_path / "checkpoints")).open(0)
+    assert (again.latest(), again.load(1)) == (1, b"one")
+
+
+def test_the_private_group_of_the_user_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a umask of 002, in folders and files that an earlier version wrote."""
+    uid, gid = os.geteuid(), os.getegid()
+    user = pwd.struct_passwd(("ann", "x", uid, gid, "", "/", "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [user])
+    monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group(("ann", "x", gid, [])))
+    folder = tmp_path / "checkpoints"
+    FolderPlace(str(folder)).open(0).save(1, b"one")
+    checkpoint = folder / "task-0/fence-000000.step-000000001"
+    for path, mode in [(folder, 0o2775), (folder / "task-0", 0o775), (checkpoint, 0o664)]:
+        os.chown(path, -1, gid)
+        path.chmod(mode)
+    assert FolderPlace(str(folder)).open(0).load(1) == b"one"
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "other_users"),
+    [("users", [], 0), ("ann", ["ann", "bob"], 0), ("ann", [], 1), ("", [], 0)],
+)
+def test_another_group_may_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], other_users: int
+) -> None:
+    def group(gid: int) -> grp.struct_group:
+        if not name:
+            raise KeyError(gid)
+        return grp.struct_group((name, "x", gid, members))
+
+    uid, gid = os.geteuid(), os.getegid()
+    user, other = (pwd.struct_passwd((each, "x", uid, gid, "", "/", "/bin/sh")) for each in ("ann", "bob"))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+    monkeypatch.setattr(pwd, "getpwall", lambda: [user, other][: 1 + other_users])
+    monkeypatch.setattr(grp, "getgrgid", group)
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    os.chown(folder, -1, gid)
+    folder.chmod(0o775)
+    with pytest.raises(UsageError, match=rf"others may write .*chmod -R go-w {folder}"):
+        FolderPlace(str(folder)).open(0)
+
+
+def test_the_group_may_not_write_what_a_run_creates(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        FolderPlace(str(tmp_path / "checkpoints")).open(0).save(1, b"one")
+    finally:
+        os.umask(before)
+    assert not [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o022]
 
 
 def test_a_run_continues_from_its_own_folder_with_any_umask(tmp_path: Path) -> None:
