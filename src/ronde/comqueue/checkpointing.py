@@ -39,6 +39,7 @@ __all__ = [
     "MemoryPlace",
     "StoreCheckpoints",
     "TaskCheckpoints",
+    "latest_step",
 ]
 
 THEIR_PROGRAM = "and a checkpoint there can contain a program, which would run as this user"
@@ -104,6 +105,10 @@ class FolderPlace:
             each.mkdir(0o755, parents=True, exist_ok=True)
             _require_own(each.stat(), each, folder.parent)
         return _FolderCheckpoints(folder)
+
+    def is_there(self, num_tasks: int) -> bool:
+        """Return whether this machine has the folders of all tasks. On a cluster, the tasks may have another one."""
+        return all(os.path.isdir(os.path.join(self._folder, f"task-{task}")) for task in range(num_tasks))
 
 
 class _FolderCheckpoints:
@@ -188,6 +193,19 @@ class _MemoryCheckpoints:
 def _step_of(path: str) -> int:
     with open(path, "rb") as file:
         return int.from_bytes(file.read(_NUMBER_BYTES), "little")
+
+
+def latest_step(place: CheckpointPlace | None, num_tasks: int) -> int | None:
+    """Return the newest step of which all tasks have a checkpoint; 0 if there is none, None if that is not known.
+
+    It creates no folder: where the tasks have one, this process may have none.
+    """
+    if place is None or (isinstance(place, FolderPlace) and not place.is_there(num_tasks)):
+        return None
+    try:
+        return min(place.open(task).latest() for task in range(num_tasks))
+    except (OSError, UsageError):  # a folder that only the tasks can use
+        return None
 
 
 class StoreCheckpoints:

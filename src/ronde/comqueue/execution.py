@@ -21,6 +21,7 @@ from ronde.comqueue.checkpointing import (
     DriverPlace,
     FolderPlace,
     MemoryPlace,
+    latest_step,
 )
 from ronde.comqueue.partitions import CommonData, divide_data, load_data
 from ronde.comqueue.plan import Plan, StepError, run_plan, with_copied_functions
@@ -248,7 +249,7 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
             results = launch(_without_data(plan), values, place)
             return [results[rank] for rank in range(num_tasks)]
 
-        return _repeat(plan.checkpoint, run_once, lambda: _latest_in(place, num_tasks))
+        return _repeat(plan.checkpoint, run_once, lambda: latest_step(place, num_tasks))
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
@@ -266,7 +267,7 @@ def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) 
         with _naming_unsendable(common, parts):
             return run_function(_placed(plan, cluster()), _run_rank, call, {}, options, memory)
 
-    return _repeat(rule, run_once, lambda: memory.latest() if memory else _latest_in(place, num_tasks))
+    return _repeat(rule, run_once, lambda: memory.latest() if memory else latest_step(place, num_tasks))
 
 
 def _placed(plan: Plan, cluster: Cluster) -> Cluster:
@@ -304,16 +305,6 @@ def _repeat(
                 rule.max_restarts,
             )
     raise AssertionError
-
-
-def _latest_in(place: CheckpointPlace | None, num_tasks: int) -> int | None:
-    """Return the newest step of which all tasks have a checkpoint; 0 if there is none, None if that is not known."""
-    if place is None:
-        return None
-    try:
-        return min(place.open(task).latest() for task in range(num_tasks))
-    except (OSError, UsageError):  # a folder that only the tasks can use
-        return None
 
 
 def _describe_attempts(attempts: int, step: int | None) -> str:

@@ -18,6 +18,7 @@ from ronde.comqueue.checkpointing import (
     FolderPlace,
     MemoryPlace,
     StoreCheckpoints,
+    latest_step,
 )
 from ronde.errors import RemoteError, UsageError
 from ronde.net.stores.memory import MemoryStore
@@ -277,6 +278,19 @@ def test_a_pickle_of_another_user_does_not_run(tmp_path: Path, place: str) -> No
         run_in(tmp_path / "checkpoints", is_whole=True)
     assert not trace.exists()
     assert not list(tmp_path.rglob("draft-*"))
+
+
+def test_the_last_step_of_a_folder_that_only_the_tasks_have_is_not_known(tmp_path: Path) -> None:
+    """As on a cluster, for a driver that does not share the folder: it says nothing, and creates nothing."""
+    place = FolderPlace(str(tmp_path / "checkpoints"))
+    assert latest_step(place, 2) is None
+    assert not list(tmp_path.iterdir())
+    place.open(0).save(3, b"three")
+    assert latest_step(place, 2) is None
+    place.open(1)
+    assert latest_step(place, 2) == 0
+    place.open(1).save(3, b"three")
+    assert latest_step(place, 2) == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the test maps root")
