@@ -81,6 +81,41 @@ FAILURES = [
         never=(r"raise KeyError[\s\S]*raise KeyError", r"raise OSError[\s\S]*raise OSError"),
     ),
     Failure(
+        "two mistakes at once, and forty lines after them",
+        """
+        import atexit
+        atexit.register(print, "\\n".join(["saved"] * 50), file=sys.stderr)
+        try:
+            if rank == 1:
+                raise KeyError("learning_rate")
+            raise OSError("the disk is gone")
+        finally:
+            time.sleep(0.5)
+        """,
+        (r"raise (Key|OS)Error", r"ronde: the traceback of rank \d was:", r"raise (Key|OS)Error"),
+        never=(r"raise KeyError[\s\S]*raise KeyError", r"raise OSError[\s\S]*raise OSError"),
+        marks=VARIATION,
+    ),
+    Failure(
+        "a mistake with another standard error, before a restart that succeeds",
+        """
+        if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            raise ValueError("not yet")
+        world.barrier()
+        """,
+        (
+            r"starting all workers again",
+            r"ronde: the traceback of rank 1 was:",
+            r"raise ValueError",
+            r"not yet",
+        ),
+        exit_code=0,
+        never=(r"raise ValueError[\s\S]*raise ValueError",),
+        options=("-n", "2", "--max-restarts", "1"),
+        marks=VARIATION,
+    ),
+    Failure(
         "a mistake before a restart that succeeds",
         """
         if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

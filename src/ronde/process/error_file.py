@@ -4,7 +4,8 @@ The format is that of torch's `@record`, so either side may be torch's:
 
     {"message": {"message": "ValueError: ...", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "seconds"}}}
 
-Ronde adds to `extraInfo` the time in nanoseconds, and whether the exception is a consequence of a lost peer.
+Ronde adds to `extraInfo` the time in nanoseconds, whether the exception is a consequence of a lost peer, and whether
+the worker leaves its traceback to the report of the launcher.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ __all__ = [
     "described",
     "hand_up",
     "is_blame",
+    "leave_to_report",
     "read_error_file",
     "write_error_file",
 ]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names a worker's error file
 MOST_BYTES = 64 << 20  # how much of an error file is read: torch's has the whole message, twice
+_LEFT = "is_left_to_report"
 _CONSEQUENCES = (PeerLostError, AbortedError, RemoteError)
 
 # The beginning of a traceback's last line if the worker ended because of another one: in Ronde's words, or Gloo's.
@@ -93,17 +96,35 @@ def write_error_file(path: str, error: BaseException) -> None:
     _write_whole(path, json.dumps({"message": message}))
 
 
+def leave_to_report(path: str) -> bool:
+    """Note in an error file that the worker does not print its traceback. Return whether it has one and notes that."""
+    import json  # only failed workers need it
+
+    try:
+        with open(path, "rb") as file:
+            content = json.loads(file.read(MOST_BYTES))
+        info = content["message"]["extraInfo"]
+        if not info["py_callstack"]:
+            return False
+        info[_LEFT] = True
+        _write_whole(path, json.dumps(content))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class ErrorReport:
     """The content of an error file: `message` is the exception, `time_ns` its time since 1970.
 
-    `blames_peer`: another rank's failure caused the exception.
+    `blames_peer`: another rank's failure caused the exception. `is_left`: the worker has not printed the traceback.
     """
 
     message: str
     traceback: str
     time_ns: int
     blames_peer: bool = False
+    is_left: bool = False
 
 
 def read_error_file(path: str) -> ErrorReport | None:
@@ -132,6 +153,7 @@ def read_error_file(path: str) -> ErrorReport | None:
             shortened_lines(str(info.get("py_callstack", ""))),
             int(info.get("timestamp_ns", written_ns)),
             bool(info.get("blames_peer")) or is_blame(what.encode(errors="replace")),
+            bool(info.get(_LEFT)),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         what = shortened(text.decode(errors="replace"))
@@ -156,6 +178,8 @@ def hand_up(path: str, failure: Failure, error_file: str = "") -> None:
         content = {"message": message}
     if isinstance(message, dict):
         message["errorCode"] = failure.exit_code
+        if isinstance(extra := message.get("extraInfo"), dict):
+            extra.pop(_LEFT, None)  # this launcher's report shows it
     _write_whole(path, json.dumps(content))
 
 

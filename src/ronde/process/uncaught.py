@@ -10,9 +10,9 @@ may fail then, and only its end tells whether it has failed itself (`sys.exit(3)
 `ronde.init` it writes `joins`, the number of ranks, and the epoch of the world (`core/world_epochs`); afterwards
 `joined`.
 
-A launcher that shows the error file's traceback in its report sets `LEAVES_TRACEBACK`. A worker then prints one line
-of an exception, which ends with `POINTER`, and leaves the traceback to the report. A consequence of another rank's
-failure, which reports do not show, is printed with its traceback, by the rules of `exception_text`.
+A launcher that shows the error file's traceback in its report sets `LEAVES_TRACEBACK`. A worker then notes in its
+error file that it leaves the traceback to the report, and prints one line, which ends with `POINTER`. A consequence of
+another rank's failure, which reports do not show, is printed with its traceback, by the rules of `exception_text`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import TracebackType
 
 from ronde.environment import environment
 from ronde.light_typing import Literal, NamedTuple
-from ronde.process.error_file import ERROR_FILE, blames_peer, write_error_file
+from ronde.process.error_file import ERROR_FILE, blames_peer, leave_to_report, write_error_file
 
 __all__ = [
     "LEAVES_TRACEBACK",
@@ -160,8 +160,10 @@ def _show(error: Exception, leaves_traceback: bool | None) -> bool:
             text = exception_text(error)
         elif left_debugger(error):
             text = ""  # the report has all that there is to say
-        else:
+        elif leave_to_report(environment().get(ERROR_FILE, "")):
             text = f"{headline(error)}{POINTER}\n"
+        else:
+            text = exception_text(error)
         sys.stderr.write(text)
         sys.stderr.flush()
     except Exception:  # standard error may be closed, and the exception's text is the user's code

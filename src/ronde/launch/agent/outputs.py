@@ -343,24 +343,19 @@ class WorkerOutput:
         """Return the last output of a failed worker for the report, the traceback at the end."""
         lines = self.last_lines()
         error = self.error()
-        if self._leaves_traceback and error is not None:
+        is_left = self._leaves_traceback and error is not None and error.is_left
+        if is_left:
             lines = [line for line in lines if not line.endswith(POINTER.encode())]
         if self._folder and (trouble := self._trouble()):
             lines.insert(0, os.fsencode(f"(the disk of {self._folder} {trouble}: output may be missing)"))
-        # Python, too, escapes characters that stderr cannot encode.
-        if error is not None and error.message.partition("\n")[0].encode(
-            errors="backslashreplace"
-        ) not in b"\n".join(lines):
+        if error is not None and (is_left or not _shows(lines, error.message)):
             lines += (error.traceback or error.message).encode(errors="backslashreplace").splitlines()
         return lines + _hint(lines)
 
     def left_traceback(self) -> str:
         """Return the traceback of which the worker has printed only one line; empty if there is none."""
-        pointer = POINTER.encode()
-        if not self._leaves_traceback or not any(line.endswith(pointer) for line in self.last_lines()):
-            return ""
-        error = self.error()
-        return error.traceback if error else ""
+        error = self.error() if self._leaves_traceback else None
+        return error.traceback if error and error.is_left else ""
 
     def _trouble(self) -> str:
         """Return the problem of the disk that may have cost output; empty if there is none."""
@@ -369,6 +364,12 @@ class WorkerOutput:
             with suppress(OSError):
                 is_full = self._disk.ask(lambda: os.statvfs(self._folder).f_bavail == 0)
         return "does not answer" if self.is_silent else "is full" if is_full else ""
+
+
+def _shows(lines: list[bytes], message: str) -> bool:
+    """Return whether the first line of an exception is in the output."""
+    # Python, too, escapes characters that stderr cannot encode.
+    return message.partition("\n")[0].encode(errors="backslashreplace") in b"\n".join(lines)
 
 
 def _hint(lines: list[bytes]) -> list[bytes]:
