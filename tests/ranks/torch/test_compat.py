@@ -314,6 +314,13 @@ for size in (0, 1, 64):
     loader.close_async_loader()
     assert next(iter(loader)) == 0
     loader.close_async_loader()
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    loader.close_async_loader()
+    assert next(iterator, "the end") == (10 if size == 0 else "the end")
+    iterator.close()
+    assert [*zip(loader, loader)][0] == (0, 0)
+    loader.close_async_loader()
     found = []
     try:
         for batch in AsyncLoader(size, batches=2, fails=True):

@@ -36,13 +36,15 @@ class _Failure:
 
 
 class _Epoch:
-    """The batches of one pass over the data, which a thread reads. The last thing that it puts is END."""
+    """The batches of one pass over the data, which a thread reads. The last thing that it puts is END.
+
+    END stays in the queue, so that no reader waits after another one, or `close`, has found it.
+    """
 
     END = object()
 
     def __init__(self, batches: Iterator[Any], ahead: int) -> None:
         self._batches, self._is_closed = batches, Event()
-        self._has_ended = False  # whether END was taken out of the queue
         self._queue: Queue[Any] = Queue(ahead)
         self._thread = Thread(target=self._read, name="horovod-data-loader", daemon=True)
         self._thread.start()
@@ -52,13 +54,14 @@ class _Epoch:
             if isinstance(batch, _Failure):
                 raise batch.error
             yield batch
-        self._has_ended = True
+        self._queue.put(self.END)
 
     def close(self) -> None:
         """End the thread after the batch that it reads, and drop what it has read."""
         self._is_closed.set()
-        while not self._has_ended:  # this makes room, for which the thread may wait
-            self._has_ended = self._queue.get() is self.END
+        while self._queue.get() is not self.END:  # this makes room, for which the thread may wait
+            pass
+        self._queue.put(self.END)
         self._thread.join()
 
     def _read(self) -> None:
@@ -75,6 +78,8 @@ class _Epoch:
 
 class AsyncDataLoaderMixin:
     """Stands before a BaseDataLoader among the bases of a class: a thread then reads the batches ahead.
+
+    An iteration ends the one before, and so does `close_async_loader`.
 
     Args:
         async_loader_queue_size: How many batches are read ahead (default: 64); 0: none, and no thread.
