@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 
@@ -17,11 +16,10 @@ def main() -> None:
 
         from ronde.hidden_modules import describe_hiding
 
-        hint = describe_hiding("".join(traceback.format_exception(error)), os.getcwd())
-        if not hint:
-            raise
-        print(f"ronde: {hint}, or run the command `ronde` instead of `python -m ronde`", file=sys.stderr)
-        sys.exit(2)
+        text = "".join(traceback.format_exception(error))
+        if hint := describe_hiding(text, next(iter(sys.path), "")):
+            error.add_note(f"{hint}, or run the command `ronde` instead of `python -m ronde`")
+        raise
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from ronde.hidden_modules import describe_hiding
 
 MESSAGES = {
-    "random": "ImportError: cannot import name 'Random' from 'random' ({folder}/random.py)",
+    "random": "ImportError: cannot import name 'Random' from 'random' ({file})",
     "numpy": "ModuleNotFoundError: No module named 'numpy.linalg'; 'numpy' is not a package",
     "ronde": "AttributeError: partially initialized module 'ronde' has no attribute 'init'",
     "json": "AttributeError: module 'json' has no attribute 'dumps'",
@@ -25,7 +26,7 @@ def test_the_file_is_named(tmp_path: Path, name: str, form: str) -> None:
     file.parent.mkdir(exist_ok=True)
     file.touch()
     first = f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 1, in <module>\n'
-    text = first + MESSAGES[name].format(folder=tmp_path)
+    text = first + MESSAGES[name].format(file=file)
     owner = "the installed" if name in ("numpy", "ronde") else "Python's"
     expected = f"{file} hides {owner} module '{name}' from this program: rename it"
     assert describe_hiding(text) == describe_hiding(text, str(tmp_path)) == expected
@@ -46,6 +47,35 @@ def test_other_errors_say_nothing(tmp_path: Path, message: str) -> None:
     for name in ("trainer", "time", "Trainer", "module"):
         (tmp_path / f"{name}.py").touch()
     assert describe_hiding(message, str(tmp_path)) == ""
+
+
+SCRIPT = 'Traceback (most recent call last):\n  File "{folder}/scripts/train.py", line 1, in <module>\n'
+MODULE = 'Traceback (most recent call last):\n  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+LACKS = "AttributeError: module 'random' has no attribute 'x'"
+
+
+@pytest.mark.parametrize(
+    ("traceback", "is_hidden"),
+    [
+        (MODULE + LACKS, True),
+        (MODULE.replace("<frozen runpy>", "<string>") + LACKS, True),
+        (SCRIPT + LACKS, False),
+        (MODULE + "ValueError\n\nDuring handling\n\n" + SCRIPT + LACKS, False),
+        (SCRIPT + "ValueError\n\nDuring handling\n\n" + MODULE + LACKS, True),
+        (LACKS, False),
+        (MODULE + f'  File "{random.__file__}", line 3, in choice\n' + LACKS, False),
+        (MODULE + f"ImportError: cannot import name 'x' from 'random' ({random.__file__})", False),
+        (MODULE + "ImportError: cannot import name 'x' from 'random' ({folder}/random/__init__.py)", True),
+    ],
+)
+def test_only_the_file_that_the_program_gets_hides_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traceback: str, is_hidden: bool
+) -> None:
+    """With a folder `random` in the current folder, which a script elsewhere does not see."""
+    (tmp_path / "random").mkdir()
+    (tmp_path / "random/__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert bool(describe_hiding(traceback.format(folder=tmp_path))) is is_hidden
 
 
 def test_a_module_of_python_in_its_own_folder_hides_nothing() -> None:
