@@ -32,7 +32,7 @@ from ronde.engine.process import init
 from ronde.environment import environment
 from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
 from ronde.launch.callables import ElasticLaunch
-from ronde.launch.calls import pickler
+from ronde.launch.calls import pack_call, pickler
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.unsendable import describe_unsendable_part
 from ronde.light_dataclasses import dataclass, replace
@@ -253,19 +253,21 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
-    from ronde.launch.driver.functions import RunOptions, run_function  # only clusters need it
+    from ronde.launch.driver.functions import RunOptions, run_packed_call  # only clusters need it
 
     common, parts = _divided(plan, num_tasks, is_cluster=True)
     values = _Values([common, *parts])
     rule = plan.checkpoint
     memory = DriverMemory(num_tasks) if rule and rule.folder is None else None
     place = DriverPlace() if memory else _folder_of(plan)
-    call = (_without_data(plan), values, place)
+    arguments = (_without_data(plan), values, place)
     options = RunOptions(num_tasks, environment=ORDERED)
 
     def run_once() -> list[Any]:
+        where = _placed(plan, cluster())
         with _naming_unsendable(common, parts):
-            return run_function(_placed(plan, cluster()), _run_rank, call, {}, options, memory)
+            call = pack_call(_run_rank, arguments, {}, is_same_machine=False)
+        return run_packed_call(where, call, options, memory)
 
     return _repeat(rule, run_once, lambda: memory.latest() if memory else latest_step(place, num_tasks))
 

@@ -7,14 +7,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ronde.comqueue import IterationStep, iterate
+from ronde.comqueue import IterationStep, execution, iterate
 from ronde.errors import RemoteError, UsageError, WorkerError
+from ronde.launch.clusters.base import SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
 
 PLACES = ["local:2", "threads:2", pytest.param("cluster", marks=pytest.mark.slow)]
@@ -36,6 +37,21 @@ def test_an_attribute_of_the_state_that_cannot_be_sent_is_named(on: str) -> None
         UsageError, match="object 'state' cannot be sent to tasks: item 'lock' of the attribute 'guard'"
     ):
         run(sum_ones, on, state=state)
+
+
+class StoppedCluster(LocalCluster):
+    def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
+        raise UsageError("the session has stopped")
+
+
+def test_after_another_error_of_a_cluster_nothing_is_pickled_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[Any] = []
+    monkeypatch.setattr(execution, "describe_unsendable_part", lambda *args: searched.append(args))
+    with pytest.raises(UsageError, match="the session has stopped"):
+        iterate(sum_ones, data=np.ones((9, 2)), state={"w": 0.0}, max_iter=5, on=StoppedCluster(2))
+    assert not searched
 
 
 def set_lock_in_step_3(c: IterationStep) -> None:

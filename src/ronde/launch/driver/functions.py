@@ -27,7 +27,14 @@ from ronde.net.stores.base import Store
 from ronde.process.output import claim_standard_streams
 from ronde.values import PROTECTION
 
-__all__ = ["ELASTIC_RESTARTS", "RunOptions", "interface_names", "run_function", "start_timeout_ns"]
+__all__ = [
+    "ELASTIC_RESTARTS",
+    "RunOptions",
+    "interface_names",
+    "run_function",
+    "run_packed_call",
+    "start_timeout_ns",
+]
 
 SECOND = 10**9
 START_TIMEOUT_S = 600.0
@@ -107,6 +114,13 @@ def run_function(
     """
     if not callable(fn):
         raise UsageError(f"{fn!r} cannot be called: give the function that the workers call")
+    return run_packed_call(cluster, pack_call(fn, args, kwargs, is_same_machine=False), options, memory)
+
+
+def run_packed_call(
+    cluster: Cluster, call: bytes, options: RunOptions, memory: JobMemory | None = None
+) -> list[Any]:
+    """Run a call that `pack_call` has packed for another machine, as `run_function` does."""
     options = _checked(options)
     if options.min_num_proc is None and options.num_proc < 1:
         raise UsageError(f"num_proc={options.num_proc} is invalid: expected a whole number above 0")
@@ -115,7 +129,6 @@ def run_function(
         raise UsageError(
             f"{options.num_proc} workers, at least {least}, are impossible: expected 1 <= min_num_proc <= num_proc"
         )
-    call = pack_call(fn, args, kwargs, is_same_machine=False)
     claim_standard_streams()
     config = _config(options)
     is_secret = _is_secret(config.worker.environment)
