@@ -35,8 +35,8 @@ __all__ = ["IterationResult", "IterationStep", "iterate"]
 DATA, STATE, STOP, ALONE = "data", "state", "stop", "alone"
 
 NOTHING_COMBINED = (
-    "{} reads its rows and changes the state, but calls no operation in which all tasks take part. So the state "
-    "depends on the rows of one task only, and on their number: combine what depends on rows, for example by c.sum"
+    "{} reads this task's rows, changes the state and combines nothing: it calls no operation in which all tasks take "
+    "part. If what it sets depends on the values or the number of these rows, combine it, for example by c.sum"
 )
 
 Mapped = TypeVar("Mapped")

@@ -135,7 +135,8 @@ def test_a_step_that_combines_nothing_warns_if_tasks_have_equal_sums_by_chance()
 
     options: dict[str, Any] = dict(data=np.ones(100), state={"w": 0.0}, max_iter=3)
     with pytest.warns(
-        RuntimeWarning, match="forgetful reads its rows and changes the state, but calls no operation"
+        RuntimeWarning,
+        match="forgetful reads this task's rows, changes the state and combines nothing: .* If what it sets depends on",
     ):
         assert iterate(forgetful, on="threads:2", **options).state.w == 150
     with warnings.catch_warnings():
