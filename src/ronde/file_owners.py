@@ -4,21 +4,15 @@ Only the owner of a file, and whoever its mode lets write, decides on its conten
 whoever may write there can replace, also files that they may not read.
 
 The private group of a user, with the user's name and without other members, lets nobody else write. Where it is usual,
-so is a umask of 002. A file server may map the user of a process to another number (root to nobody, `root_squash`): the
-owner of a new file shows which.
+so is a umask of 002.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
-from contextlib import suppress
-from pathlib import Path
 
-from ronde.new_files import create_anew
-
-__all__ = ["describe_foreign_owner", "describe_other_writers", "owner_of_new_files"]
+__all__ = ["describe_foreign_owner", "describe_other_writers"]
 
 
 def describe_foreign_owner(status: os.stat_result, name: str) -> str | None:
@@ -34,21 +28,6 @@ def describe_other_writers(status: os.stat_result, name: str) -> str | None:
     if not by_group and not status.st_mode & stat.S_IWOTH:
         return None
     return f"others may write to {name} (mode {stat.S_IMODE(status.st_mode):04o})"
-
-
-def owner_of_new_files(folder: Path) -> int | None:
-    """Return the number of the user that owns a file which this process creates there; None if it may create none."""
-    draft = folder / f"draft-{secrets.token_hex(8)}"
-    try:
-        fd = create_anew(draft, mode=0o600)
-    except OSError:
-        return None
-    try:
-        return os.fstat(fd).st_uid
-    finally:
-        os.close(fd)
-        with suppress(OSError):
-            draft.unlink()
 
 
 def _is_private_group(gid: int) -> bool:

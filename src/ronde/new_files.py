@@ -11,7 +11,7 @@ import os
 import stat
 from contextlib import suppress
 
-__all__ = ["create_anew", "open_for_writing", "open_kept"]
+__all__ = ["create_anew", "open_for_writing", "open_kept", "owner_of_new_files"]
 
 
 def create_anew(path: str | os.PathLike[str], flags: int = os.O_WRONLY, mode: int = 0o666) -> int:
@@ -48,6 +48,24 @@ def open_kept(path: str | os.PathLike[str]) -> int:
             errno.EPERM, f"it belongs to user {user}, in a directory where all users may create files"
         )
     return fd
+
+
+def owner_of_new_files(folder: str | os.PathLike[str]) -> int | None:
+    """Return the number of the user that owns a file which this process creates there; None if it may create none.
+
+    A file server may map the user of a process to another one, such as root to nobody (`root_squash`).
+    """
+    draft = os.path.join(folder, f"draft-{os.urandom(8).hex()}")
+    try:
+        fd = create_anew(draft, mode=0o600)
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+        with suppress(OSError):
+            os.unlink(draft)
 
 
 def _open(path: str | os.PathLike[str], flags: int, mode: int) -> int:
