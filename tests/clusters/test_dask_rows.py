@@ -55,6 +55,20 @@ def test_tasks_get_the_partitions(client: Any, frame: Any, kind: str) -> None:
     assert not client.list_datasets()
 
 
+def test_the_cluster_does_not_keep_partitions_that_nobody_gets(client: Any, frame: Any) -> None:
+    from ronde.dask.frame_rows import compute_partitions
+
+    class LostClient:
+        def get_dataset(self, name: str) -> Any:
+            assert client.list_datasets() == (name,)
+            raise OSError("the connection is lost")
+
+    own: Any = LostClient()
+    with pytest.raises(OSError, match="the connection is lost"):
+        compute_partitions(client, own, frame, 2, lambda: True)
+    assert not client.list_datasets()
+
+
 def test_partitions_are_read_where_they_lie(client: Any) -> None:
     """Each worker has a partition of its own, and the task there gets it."""
     import dask.dataframe

@@ -63,8 +63,10 @@ def compute_partitions(
                 part.result()
         name = f"ronde-{uuid.uuid4().hex}"
         given.publish_dataset(parts, name=name)  # a client cannot use the futures of another one otherwise
-        found: list[Future] = own.get_dataset(name)
-        given.unpublish_dataset(name)
+        try:
+            found: list[Future] = own.get_dataset(name)
+        finally:  # else the cluster would keep the partitions
+            given.unpublish_dataset(name)
         return found
     return None
 
