@@ -22,12 +22,19 @@ def describe_foreign_owner(status: os.stat_result, name: str) -> str | None:
     return f"{name} belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
 
 
-def describe_other_writers(status: os.stat_result, name: str) -> str | None:
-    """Return a text if the mode lets other users write, else None. `name`: for the text."""
-    by_group = status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
-    if not by_group and not status.st_mode & stat.S_IWOTH:
-        return None
-    return f"others may write to {name} (mode {stat.S_IMODE(status.st_mode):04o})"
+def describe_other_writers(status: os.stat_result, path: str) -> str | None:
+    """Return a text if the mode lets other users write, else None. `path`: of the file or folder."""
+    mode = stat.S_IMODE(status.st_mode)
+    by_group = mode & stat.S_IWGRP and (_has_access_list(path) or not _is_private_group(status.st_gid))
+    return f"others may write to {path} (mode {mode:04o})" if by_group or mode & stat.S_IWOTH else None
+
+
+def _has_access_list(path: str) -> bool:
+    """Return whether a list grants rights to further users. The mode has those of all of them as the group's."""
+    try:
+        return bool(os.getxattr(path, "system.posix_acl_access"))
+    except OSError:  # there is none, or the file system has no such lists
+        return False
 
 
 def _is_private_group(gid: int) -> bool:

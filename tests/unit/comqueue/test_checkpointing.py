@@ -3,6 +3,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -326,6 +327,14 @@ def test_the_private_group_of_the_user_may_write(tmp_path: Path, monkeypatch: py
         os.chown(path, -1, gid)
         path.chmod(mode)
     assert FolderPlace(str(folder)).open(0).load(1) == b"one"
+    user_obj, bob, group_obj, mask, other = (1, 7, -1), (2, 7, 65534), (4, 5, -1), (16, 7, -1), (32, 5, -1)
+    entries = [struct.pack("<HHi", *each) for each in (user_obj, bob, group_obj, mask, other)]
+    try:
+        os.setxattr(folder, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(entries))
+    except OSError as error:
+        pytest.skip(f"the file system has no access lists: {error}")
+    with pytest.raises(UsageError, match="others may write"):
+        FolderPlace(str(folder)).open(0)
 
 
 @pytest.mark.parametrize(
