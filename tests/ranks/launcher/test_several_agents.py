@@ -50,8 +50,9 @@ class Nodes:
             "script.py",
         )
 
-    def done(self) -> None:
-        (self.launcher.folder / "done").touch()
+    def done(self, rank: int | None = None) -> None:
+        """Let all workers end, or only one."""
+        (self.launcher.folder / ("done" if rank is None else f"done {rank}")).touch()
 
 
 @pytest.fixture
@@ -219,6 +220,28 @@ def test_a_node_for_which_the_job_is_full_has_an_exit_code_of_its_own(nodes: Nod
     assert code == 4
     assert "this node was not needed, since the job was full" in err
     assert "--rdzv-id" in err
+
+
+@pytest.mark.slow
+def test_a_node_that_replaces_one_that_had_succeeded_is_no_surplus(nodes: Nodes) -> None:
+    waits = "not os.path.exists('done') and not os.path.exists(f'done {rank}')"
+    nodes.launcher.script(f"{HERE}while {waits}: time.sleep(0.02)\n")
+    first = nodes.start("-n", "1", nodes="2")
+    second = nodes.start("-n", "1", nodes="2")
+    hear(first, 2)
+    (worker,) = hear(second, 2)
+    nodes.done(worker.rank)
+    await_gone(worker.pid)
+    time.sleep(2)  # the others know by then that it has succeeded
+    second.kill()
+    third = nodes.start("-n", "1", nodes="2")
+    time.sleep(2)  # it has found the job by then
+    nodes.done()
+    assert end(first)[0] == 0
+    code, _, err = end(third)
+    assert code == 0
+    assert "this node was not needed" in err
+    assert "the job was full" not in err
 
 
 def test_the_node_that_serves_the_store_is_lost(nodes: Nodes) -> None:
