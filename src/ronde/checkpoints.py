@@ -172,7 +172,8 @@ class Checkpoints:
         """Make the fence in one step with its content, unless another rank was faster."""
         draft = self.folder / f"draft-{secrets.token_hex(8)}"
         try:
-            draft.write_text(f"{owner.job} {owner.number}\n", encoding="utf-8")
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+                file.write(f"{owner.job} {owner.number}\n")
             _flush(draft)
             with suppress(FileExistsError):
                 os.link(draft, self.folder / f"fence-{number:06}")

@@ -362,7 +362,9 @@ def test_another_group_may_not_write(
         FolderPlace(str(folder)).open(0)
 
 
-def test_the_group_may_not_write_what_a_run_creates(tmp_path: Path) -> None:
+def test_the_group_may_not_write_what_a_run_creates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RONDE_JOB_ID", "job")  # of `ronde run`, where there are fences
+    monkeypatch.setenv("RONDE_ROUND", "0")
     before = os.umask(0o002)
     try:
         FolderPlace(str(tmp_path / "checkpoints")).open(0).save(1, b"one")
