@@ -172,7 +172,9 @@ class Checkpoints:
         """Make the fence in one step with its content, unless another rank was faster."""
         draft = self.folder / f"draft-{secrets.token_hex(8)}"
         try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
+            with open(
+                os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8"
+            ) as file:
                 file.write(f"{owner.job} {owner.number}\n")
             _flush(draft)
             with suppress(FileExistsError):
