@@ -46,10 +46,12 @@ from ronde.net.stores.base import Store
 __all__ = ["RECORD_LIMIT_BYTES", "EpochOverError", "Gathering", "contest_rank"]
 
 RECORD_LIMIT_BYTES = 4096
-# When a waiting rank looks whether it is still the same store, and from NOTICE_S on says for whom it waits.
-LOOKS_S = (1, 3, 10, 60)
-LATER_LOOKS_S = 300
-NOTICE_S = 10
+STORE_LOOK_NS = 5 * 10**9  # between looks of a waiting rank whether it is still the same store
+NOTICE_NS = (
+    10**10
+)  # when the ranks say for the first time for whom they wait; then after NOTICE_GROWTH times as long
+NOTICE_GROWTH = 6
+JITTER_NS = 10**6  # a store may wait a little less than it should
 LOOK_NS = 5 * 10**8  # between looks at the epoch's end, while the ranks connect
 CAUSE_NS = 3 * 10**8  # how long a rank that has lost a peer waits for its reason
 MOST_OF_REASON = 1000
@@ -201,7 +203,9 @@ class Gathering:
         self._is_over = True
         reaction = judge_ending(ending, self._rank)
         if reaction is Reaction.GO_ON:
-            return EpochOverError()
+            if ending.how is How.REPLACED:
+                return self._over(f"{_process_of(ending.reason.encode())} has come as rank {ending.rank}")
+            return self._over(f"rank {ending.rank} gave up: {ending.reason}")
         if reaction is Reaction.CONTEST:
             ending = self._contest(ending)
         if ending.how is How.TWICE:
@@ -228,24 +232,24 @@ class Gathering:
 
     def _await_outcome(self) -> bytes:
         """Return the stage's outcome, once another rank has set it."""
-        key, began_ns = self._keys.outcome(self.epoch, self._stage), self._began_ns
+        key = self._keys.outcome(self.epoch, self._stage)
         while True:
-            look_ns = began_ns + _next_look_s((time.monotonic_ns() - began_ns) / 1e9) * 10**9
+            now_ns = time.monotonic_ns()
+            notice_ns = self._began_ns + _next_notice_ns(now_ns + JITTER_NS - self._began_ns)
             try:
-                return self._store.get(key, max(0, min(look_ns, self._deadline_ns) - time.monotonic_ns()))
+                look_ns = min(now_ns + STORE_LOOK_NS, notice_ns, self._deadline_ns)
+                return self._store.get(key, max(0, look_ns - now_ns))
             except TimeoutError:
                 pass
             self._check_store()
-            is_late = time.monotonic_ns() >= self._deadline_ns
-            if is_late or (look_ns - began_ns >= NOTICE_S * 10**9 and self._is_first()):
+            is_late = self._left_ns() < JITTER_NS
+            if is_late or (notice_ns - time.monotonic_ns() < JITTER_NS and self._is_first()):
                 missing = self._missing()
                 if not missing:  # the last rank has not set the outcome, and may be lost
                     return self._perform(take_records(self._keys, self.epoch, self._stage, _packed))
                 if is_late:
                     raise self._timeout(missing)
                 _log.warning("%s", self._notice(missing))
-            while time.monotonic_ns() < min(look_ns, self._deadline_ns):
-                time.sleep(0.001)  # the store has waited a little less
 
     def _check_store(self) -> None:
         """Raise EpochOverError if the store has begun anew."""
@@ -255,7 +259,14 @@ class Gathering:
             word = ""
         if word != self.epoch.word:
             self._is_over = True
-            raise EpochOverError
+            raise self._over(f"the store at {self._store.address} has begun anew")
+
+    def _over(self, reason: str) -> Exception:
+        """Return what ends this attempt only, or, with no time left for another one, says so."""
+        if self._left_ns() >= JITTER_NS:
+            return EpochOverError(reason)
+        waited_ns = time.monotonic_ns() - self._began_ns
+        return TimeoutError(f"waited {_seconds(waited_ns)} s to join: {reason}", "init", waited_ns)
 
     def _is_first(self) -> bool:
         """Return whether this is the lowest rank that has come."""
@@ -272,7 +283,7 @@ class Gathering:
 
     def _notice(self, missing: Sequence[int]) -> str:
         """Return what to tell the user about ranks that have not come for a while."""
-        waited_s = (time.monotonic_ns() - self._began_ns) // 10**9
+        waited_s = round((time.monotonic_ns() - self._began_ns) / 1e9)
         have = "has" if len(missing) == 1 else "have"
         notice = (
             f"{named_ranks(missing)} of {self._keys.size} {have} not joined at {self._store.address} after "
@@ -300,7 +311,7 @@ class Gathering:
     def _timeout(self, missing: Sequence[int]) -> TimeoutError:
         waited_ns = time.monotonic_ns() - self._began_ns
         message = (
-            f"waited {round(waited_ns / 1e9, 1):g} s for {named_ranks(missing)} of {self._keys.size} to join at "
+            f"waited {_seconds(waited_ns)} s for {named_ranks(missing)} of {self._keys.size} to join at "
             f"{self._store.address}"
         )
         if refusal := self._last_refusal():
@@ -310,12 +321,16 @@ class Gathering:
         return TimeoutError(message, "init", waited_ns, tuple(missing))
 
 
-def _next_look_s(waited_s: float) -> int:
-    """Return after how many seconds to look next."""
-    for look_s in LOOKS_S:
-        if look_s > waited_s:
-            return look_s
-    return LOOKS_S[-1] + (int(waited_s - LOOKS_S[-1]) // LATER_LOOKS_S + 1) * LATER_LOOKS_S
+def _next_notice_ns(waited_ns: int) -> int:
+    """Return after which time of waiting the next notice is due."""
+    notice_ns = NOTICE_NS
+    while notice_ns <= waited_ns:
+        notice_ns *= NOTICE_GROWTH
+    return notice_ns
+
+
+def _seconds(duration_ns: int) -> str:
+    return f"{round(duration_ns / 1e9, 1):g}"
 
 
 def contest_rank(store: Store, rank: int, size: int) -> None:

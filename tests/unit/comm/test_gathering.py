@@ -28,8 +28,8 @@ def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "LOOKS_S", (1, 60))
-    monkeypatch.setattr(gathering, "NOTICE_S", 1)
+    monkeypatch.setattr(gathering, "STORE_LOOK_NS", SECOND // 2)
+    monkeypatch.setattr(gathering, "NOTICE_NS", SECOND)
 
 
 def wait_in_vain(store: MemoryStore, rank: int, size: int) -> None:
@@ -75,6 +75,57 @@ def test_a_rank_that_waits_at_a_store_that_has_begun_anew_comes_again() -> None:
     gather(store, 0, 2, 60)
     with pytest.raises(EpochOverError):
         waiting.exchange(b"mine")
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_rank_that_has_waited_for_long_soon_sees_that_the_store_has_begun_anew() -> None:
+    store = MemoryStore()
+    now_ns = time.monotonic_ns()
+    waiting = Gathering(store, 1, 2, now_ns - 15 * SECOND, now_ns + 40 * SECOND)
+    store.delete_prefix("world")
+    gather(store, 0, 2, 60)
+    with pytest.raises(EpochOverError):
+        waiting.exchange(b"mine")
+    assert time.monotonic_ns() < now_ns + 20 * SECOND, "well before its deadline"
+
+
+def test_a_rank_that_learns_at_its_deadline_that_the_store_has_begun_anew_says_so() -> None:
+    store = MemoryStore()
+    waiting = gather(store, 1, 2, 0.5)
+    store.delete_prefix("world")
+    other = gather(store, 0, 2, 60)
+    with pytest.raises(
+        TimeoutError, match=r"waited 0\.5 s to join: the store at memory has begun anew"
+    ) as error:
+        waiting.exchange(b"mine")
+    assert waiting.end(error.value) is error.value
+    other.check()
+    assert not store.check([f"{other.name}/0/outcome"]), "it ends no attempt of the others"
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (
+            TimeoutError("waited 1 s for rank 1 of 2 to join", "init", SECOND, (1,)),
+            "waited 9 s to join: rank 0 gave up: waited 1 s for rank 1 of 2 to join",
+        ),
+        (None, "waited 9 s to join: process .* has come as rank 0"),
+    ],
+)
+def test_a_rank_that_has_no_time_for_another_attempt_says_why_the_last_one_ended(
+    ending: TimeoutError | None, told: str
+) -> None:
+    store = MemoryStore()
+    now_ns = time.monotonic_ns()
+    first = gather(store, 0, 2, 60)
+    late = Gathering(store, 1, 2, now_ns - 9 * SECOND, now_ns)
+    if ending:
+        first.end(ending)
+    else:
+        gather(store, 0, 2, 60)
+    with pytest.raises(TimeoutError, match=told):
+        late.exchange(b"mine")
 
 
 @pytest.mark.usefixtures("soon")
