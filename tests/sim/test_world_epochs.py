@@ -93,7 +93,8 @@ class Process:
                         if keys.record(epoch, stage, rank) not in sim.content
                     )
                     how = How.TIMED_OUT if missing else How.FAILED
-                    yield from end_epoch(keys, epoch, stage, Ending(how, self.rank, "", missing))
+                    late = missing if stage == 0 else ()
+                    yield from end_epoch(keys, epoch, stage, Ending(how, self.rank, "", missing, late=late))
                     return
             sim.note_outcome(keys.outcome(epoch, stage), outcome)
             found = read_outcome(outcome)

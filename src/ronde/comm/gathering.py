@@ -136,18 +136,17 @@ class Gathering:
             # The rank that fails closes its connections just before it says why.
             if isinstance(error, PeerLostError) and (ending := self._ending(CAUSE_NS)):
                 return self._error_of(ending)
-            is_late = isinstance(error, TimeoutError)
-            ending = Ending(
-                How.TIMED_OUT if is_late else How.FAILED,
-                self._rank,
-                str(error) if is_late else _described(error),
-                error.missing if isinstance(error, TimeoutError) else (),
-                host_name(),
-            )
-            self._perform(end_epoch(self._keys, self.epoch, self._stage, ending))
+            self._perform(end_epoch(self._keys, self.epoch, self._stage, self._ending_after(error)))
         except RondeError:
             pass  # the store is gone; the others learn that, too
         return error
+
+    def _ending_after(self, error: BaseException) -> Ending:
+        """Return the ending for all ranks after an error of this one."""
+        if not isinstance(error, TimeoutError):
+            return Ending(How.FAILED, self._rank, _described(error), host=host_name())
+        late = error.missing if self._stage == 0 else ()  # in later stages all ranks have come
+        return Ending(How.TIMED_OUT, self._rank, str(error), error.missing, host_name(), late)
 
     def tidy(self) -> None:
         """Delete the keys of earlier epochs. Rank 0 calls it when all ranks have connected."""

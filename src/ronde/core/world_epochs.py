@@ -20,7 +20,7 @@ The protocol, for worlds of one size (worlds of different sizes have different k
      there.
   5. What an ending means to a rank of the epoch, also to one that comes later (`judge_ending`):
      - *failed*: a rank has raised. All others raise, too, and name it and its reason.
-     - *timed out*: a rank has waited too long for others. All raise, except those for which it waited: they come late,
+     - *timed out*: a rank has waited too long for others. All raise, except those that had not come: they come late,
        and go on to the next epoch, where ranks that try again will be.
      - *replaced*: another process has come as one of the ranks. All go on to the next epoch. If the process that was
        replaced is alive and reads this, two processes have one rank: it ends the next epoch as *given twice*, which
@@ -183,7 +183,8 @@ class Ending:
     """Why an epoch has not become a world.
 
     `rank`: the one that failed, timed out, was replaced, or was given twice. `reason`: the text of its error, or the
-    process that replaces it. `missing`: the ranks for which it waited. `host`: where it was.
+    process that replaces it. `missing`: the ranks for which it waited. `host`: where it was. `late`: the ranks that had
+    not yet come.
     """
 
     how: How
@@ -191,6 +192,7 @@ class Ending:
     reason: str
     missing: tuple[int, ...] = ()
     host: str = ""
+    late: tuple[int, ...] = ()
 
 
 _ENDING: TypedJson[Ending] = TypedJson(Ending, "end of an attempt to form the world")
@@ -283,6 +285,6 @@ def judge_ending(ending: Ending, rank: int) -> Reaction:
     """Return what this rank does, which has come to the epoch."""
     if ending.how is How.REPLACED:
         return Reaction.CONTEST if ending.rank == rank else Reaction.GO_ON
-    if ending.how is How.TIMED_OUT and rank in ending.missing:
+    if ending.how is How.TIMED_OUT and rank in ending.late:
         return Reaction.GO_ON
     return Reaction.RAISE

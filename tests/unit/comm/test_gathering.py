@@ -159,6 +159,21 @@ def test_ranks_that_connect_learn_that_another_one_has_failed(monkeypatch: pytes
     assert again[0].name == again[1].name != both[0].name
 
 
+def test_a_rank_that_has_come_and_cannot_be_reached_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "LOOK_NS", 1)
+    store = MemoryStore()
+    both = [gather(store, rank, 2, 60) for rank in range(2)]
+    thread = threading.Thread(target=both[0].exchange, args=(b"zero",))
+    thread.start()
+    both[1].exchange(b"one")
+    thread.join()
+    both[0].end(TimeoutError("waited 5 s for rank 1 of 2 to connect", "init", 5 * SECOND, (1,)))
+    both[1].check()
+    with pytest.raises(TimeoutError, match="rank 0 gave up: waited 5 s for rank 1 of 2 to connect") as told:
+        both[1].check()
+    assert told.value.missing == (1,)
+
+
 def test_a_rank_that_loses_a_peer_names_the_one_that_has_failed() -> None:
     store = MemoryStore()
     both = [gather(store, rank, 2, 60) for rank in range(2)]

@@ -121,9 +121,10 @@ def test_what_an_ending_means_to_a_rank() -> None:
         (How.FAILED, 0, Reaction.RAISE),
         (How.TIMED_OUT, 0, Reaction.RAISE),
         (How.TIMED_OUT, 2, Reaction.GO_ON),  # it comes late
+        (How.TIMED_OUT, 3, Reaction.RAISE),  # it has come, and could not be reached
         (How.REPLACED, 0, Reaction.GO_ON),
         (How.REPLACED, 1, Reaction.CONTEST),
         (How.TWICE, 0, Reaction.RAISE),
         (How.TWICE, 1, Reaction.RAISE),
     ]:
-        assert judge_ending(Ending(how, 1, "", missing=(2,)), rank) is reaction
+        assert judge_ending(Ending(how, 1, "", missing=(2, 3), late=(2,)), rank) is reaction
