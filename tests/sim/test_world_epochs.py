@@ -60,6 +60,7 @@ class Process:
         self.number = number
         self.attempts = 0
         self.last: Epoch | None = None
+        self.has_formed = False
         self.is_done = False
         self.begin_attempt()
 
@@ -76,8 +77,9 @@ class Process:
         self.attempts += 1
         me = f"{self.number}.{self.attempts}".encode()
         self.last = epoch = yield from come_to_epoch(
-            keys, self.rank, me, self.last, f"{self.number}x{self.attempts}"
+            keys, self.rank, me, self.last, f"{self.number}x{self.attempts}", self.has_formed
         )
+        self.has_formed = False
         patience = sim.choose.randrange(2, 60) if sim.has_faults else 10**9
         for stage in range(2):
             outcome = yield from put_record(keys, epoch, stage, self.rank, me, b",".join)
@@ -94,7 +96,8 @@ class Process:
                     )
                     how = How.TIMED_OUT if missing else How.FAILED
                     late = missing if stage == 0 else ()
-                    yield from end_epoch(keys, epoch, stage, Ending(how, self.rank, "", missing, late=late))
+                    ending = Ending(how, self.rank, "", missing, late=late)
+                    yield from self._end(epoch, stage, ending)
                     return
             sim.note_outcome(keys.outcome(epoch, stage), outcome)
             found = read_outcome(outcome)
@@ -103,9 +106,14 @@ class Process:
                 return
             assert len(found.split(b",")) == keys.size
             if sim.has_faults and sim.choose.random() < 0.1:
-                yield from end_epoch(keys, epoch, stage + 1, Ending(How.FAILED, self.rank, ""))
+                yield from self._end(epoch, stage + 1, Ending(How.FAILED, self.rank, ""))
                 return
         yield from self._connect(epoch, patience)
+
+    def _end(self, epoch: Epoch, stage: int, ending: Ending) -> Generator[Request | Look, Any, None]:
+        """End the epoch, unless the store does not answer, or a signal interrupts that, too."""
+        if self.sim.choose.random() < 0.7:
+            yield from end_epoch(self.sim.keys, epoch, stage, ending)
 
     def _connect(self, epoch: Epoch, patience: int) -> Generator[Request | Look, Any, None]:
         """Connect with all other ranks: all of them do, or the epoch ends."""
@@ -125,9 +133,9 @@ class Process:
             patience -= 1
             if patience < 0:
                 sim.connected[epoch].discard(self)
-                yield from end_epoch(keys, epoch, 2, Ending(How.FAILED, self.rank, ""))
+                yield from self._end(epoch, 2, Ending(How.FAILED, self.rank, ""))
                 return
-        self.is_done = True
+        self.is_done = self.has_formed = True
         if self.rank == 0:
             sim.delete_before(epoch)
         while self.is_done:
@@ -248,7 +256,7 @@ original_come_to_epoch = come_to_epoch
 
 
 def counting_its_own_calls(
-    keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str
+    keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str, has_formed: bool
 ) -> Steps[Epoch]:
     epoch = last.following if last else Epoch("word", 0)
     yield SetValue(keys.member(epoch, rank), member)
@@ -256,15 +264,23 @@ def counting_its_own_calls(
 
 
 def without_moving_on(
-    keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str
+    keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str, has_formed: bool
 ) -> Steps[Epoch]:
     found = yield CompareSet(keys.counter, b"", Epoch(word, 0).encode())
     yield SetValue(keys.member(Epoch.decode(found), rank), member)
     return Epoch.decode(found)
 
 
-def without_a_word(keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str) -> Steps[Epoch]:
-    return (yield from original_come_to_epoch(keys, rank, member, last, "word"))
+def without_a_word(
+    keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str, has_formed: bool
+) -> Steps[Epoch]:
+    return (yield from original_come_to_epoch(keys, rank, member, last, "word", has_formed))
+
+
+def without_an_ending(
+    keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str, has_formed: bool
+) -> Steps[Epoch]:
+    return (yield from original_come_to_epoch(keys, rank, member, last, word, has_formed=True))
 
 
 def ending_at_any_time(keys: WorldKeys, epoch: Epoch, stage: int, ending: Ending) -> Steps[None]:
@@ -272,7 +288,8 @@ def ending_at_any_time(keys: WorldKeys, epoch: Epoch, stage: int, ending: Ending
 
 
 @pytest.mark.parametrize(
-    "bug", [counting_its_own_calls, without_moving_on, without_a_word, ending_at_any_time]
+    "bug",
+    [counting_its_own_calls, without_moving_on, without_a_word, without_an_ending, ending_at_any_time],
 )
 def test_planted_bugs_are_found(bug: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
     name = "end_epoch" if bug is ending_at_any_time else "come_to_epoch"

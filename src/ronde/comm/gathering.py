@@ -69,8 +69,8 @@ class Gathering:
     """One attempt to form the world, to which this rank has come with the constructor.
 
     `began_ns`, `deadline_ns`: of the monotonic clock; since when the rank waits, and how long it may. `last`: the last
-    epoch to which this process has come. `last_refusal` returns a phrase for errors about the last connection that the
-    store refused, or "".
+    epoch to which this process has come. `has_formed`: whether that has become a world. `last_refusal` returns a phrase
+    for errors about the last connection that the store refused, or "".
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Gathering:
         deadline_ns: int,
         last: Epoch | None = None,
         last_refusal: Callable[[], str] = str,
+        has_formed: bool = False,
     ) -> None:
         self._store = store
         self._rank = rank
@@ -94,7 +95,7 @@ class Gathering:
         self._look_ns = 0
         self._me = _describe_attempt()
         word = secrets.token_hex(4)
-        self.epoch = self._perform(come_to_epoch(self._keys, rank, self._me, last, word))
+        self.epoch = self._perform(come_to_epoch(self._keys, rank, self._me, last, word, has_formed))
 
     @property
     def name(self) -> str:

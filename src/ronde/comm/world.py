@@ -53,6 +53,7 @@ class _JobProcess:
         self.meeting: Meeting | None = None
         self.point: MeetingPoint | None = None
         self.epoch: Epoch | None = None  # the last one to which this process has come
+        self.has_formed = False  # whether that has become a world
 
 
 _process = _JobProcess()
@@ -203,6 +204,7 @@ def _join(
             raise cause from None
         if is_launchers:
             uncaught.announce_joined()
+        _process.has_formed = True
         if identity.rank == 0:
             gathering.tidy()
         return made
@@ -241,8 +243,9 @@ def _come(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int)
         deadline_ns,
         _process.epoch,
         meeting.last_refusal,
+        _process.has_formed,
     )
-    _process.epoch = gathering.epoch
+    _process.epoch, _process.has_formed = gathering.epoch, False
     return gathering
 
 

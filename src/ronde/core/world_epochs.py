@@ -9,7 +9,8 @@ The protocol, for worlds of one size (worlds of different sizes have different k
   1. The *counter* holds the current epoch: a number, and a random word of the rank that has created the counter. A rank
      that has never been in an epoch takes the counter as it is, or creates it with 0. A rank that has been in epoch e
      moves the counter from e to e + 1, by compare-and-set: one rank succeeds, the others find e + 1 or more. So a
-     process never comes to an epoch twice.
+     process never comes to an epoch twice. If e has not become a world, the rank ends it before, as replaced: when it
+     failed, it may not have reached the store.
   2. A rank *comes* to the epoch by setting its member key, if nobody has. If another process has set it, that one was
      this rank earlier: the rank ends the epoch as replaced, moves the counter, and tries the next epoch.
   3. The ranks of an epoch exchange records in up to two stages. Each stores its record and counts itself. The last one
@@ -207,25 +208,33 @@ class Reaction(Enum):
     CONTEST = "end the next epoch, too: two processes have this rank"
 
 
-def come_to_epoch(keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str) -> Steps[Epoch]:
+def come_to_epoch(
+    keys: WorldKeys, rank: int, member: bytes, last: Epoch | None, word: str, has_formed: bool = False
+) -> Steps[Epoch]:
     """Come to the current epoch, or to the next one if this rank has been in it; return it.
 
     `member`: describes this attempt of this process, and is never used again. `last`: the last epoch to which this
-    process has come. `word`: for the counter if there is none, never used again.
+    process has come. `word`: for the counter if there is none, never used again. `has_formed`: whether `last` has
+    become a world, for this process.
     """
     epoch = last
+    replaced = Ending(How.REPLACED, rank, member.decode(errors="replace"))
     while True:
-        epoch = yield from _current_epoch(keys, epoch, word)
+        epoch = yield from _current_epoch(keys, epoch, None if has_formed else replaced, word)
         found = yield CompareSet(keys.member(epoch, rank), b"", member)
         if found == member:
             return epoch
-        yield from end_epoch(keys, epoch, 0, Ending(How.REPLACED, rank, member.decode(errors="replace")))
+        yield from end_epoch(keys, epoch, 0, replaced)
+        has_formed = False
 
 
-def _current_epoch(keys: WorldKeys, last: Epoch | None, word: str) -> Steps[Epoch]:
-    """Return the current epoch, after moving it on from `last`."""
+def _current_epoch(keys: WorldKeys, last: Epoch | None, ending: Ending | None, word: str) -> Steps[Epoch]:
+    """Return the current epoch, after moving it on from `last`; `ending`: of `last` unless it has become a world."""
     if last is not None:
-        found = yield CompareSet(keys.counter, last.encode(), last.following.encode())
+        current = last.encode()
+        if ending and (yield CompareSet(keys.counter, current, current)) == current:
+            yield from end_epoch(keys, last, 0, ending)  # no effect if it has ended
+        found = yield CompareSet(keys.counter, current, last.following.encode())
         if found:
             return Epoch.decode(found)
     # There is no counter: nobody has come, or it is another store.

@@ -50,9 +50,9 @@ class Content(dict[str, bytes]):
                 case MultiGet(keys):
                     answer = [self[key] for key in keys]
 
-    def come(self, rank: int, member: bytes, last: int | None = None) -> int:
+    def come(self, rank: int, member: bytes, last: int | None = None, has_formed: bool = False) -> int:
         before = None if last is None else Epoch("word", last)
-        return self.perform(come_to_epoch(KEYS, rank, member, before, "word")).number
+        return self.perform(come_to_epoch(KEYS, rank, member, before, "word", has_formed)).number
 
     def put(self, epoch: Epoch, rank: int, record: bytes) -> bytes | None:
         return self.perform(put_record(KEYS, epoch, 0, rank, record, b"+".join))
@@ -77,6 +77,35 @@ def test_a_fresh_process_that_comes_first_opens_the_next_epoch() -> None:
     assert store.come(0, b"c", last=0) == 1
     ended = read_outcome(store[KEYS.outcome(ZERO, 0)])
     assert ended == Ending(How.REPLACED, 1, "fresh"), "who still waits there learns it"
+
+
+def test_a_rank_that_comes_again_first_ends_an_epoch_that_nobody_has_ended() -> None:
+    store = Content()
+    store.come(0, b"a")
+    store.put(ZERO, 0, b"zero")
+    store.come(1, b"b")  # the store does not answer when it fails
+    assert store.come(1, b"process 7", last=0) == 1
+    ended = read_outcome(store[KEYS.outcome(ZERO, 0)])
+    assert ended == Ending(How.REPLACED, 1, "process 7"), "rank 0 still waits there"
+    before = store.copy()
+    assert store.come(0, b"c", last=0) == 1
+    assert store == before | {KEYS.member(Epoch("word", 1), 0): b"c"}
+
+
+def test_an_epoch_that_has_become_a_world_is_not_ended_by_ranks_that_come_again() -> None:
+    store = Content()
+    for stage in range(2):
+        for rank in range(2):
+            store.perform(put_record(KEYS, ZERO, stage, rank, b"it", b"+".join))
+    store[KEYS.counter] = ZERO.encode()
+    assert store.come(1, b"c", last=0, has_formed=True) == 1
+    assert KEYS.outcome(ZERO, 2) not in store, "a slower rank may still look there"
+
+
+def test_a_store_that_has_begun_anew_gets_no_ending_of_an_old_epoch() -> None:
+    store = Content({KEYS.counter: Epoch("other", 3).encode()})
+    store.come(0, b"a", last=7)
+    assert set(store) == {KEYS.counter, KEYS.member(Epoch("other", 3), 0)}
 
 
 def test_an_epoch_is_complete_or_ended_and_never_both() -> None:
