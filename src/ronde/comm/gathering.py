@@ -41,7 +41,7 @@ from ronde.core.world_epochs import (
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.net.connections import named_ranks
 from ronde.net.host import host_name
-from ronde.net.stores.base import Store
+from ronde.net.stores.base import Store, missing_of
 
 __all__ = ["RECORD_LIMIT_BYTES", "EpochOverError", "Gathering", "contest_rank"]
 
@@ -233,16 +233,18 @@ class Gathering:
     def _await_outcome(self) -> bytes:
         """Return the stage's outcome, once another rank has set it."""
         key = self._keys.outcome(self.epoch, self._stage)
+        # At the deadline the lowest rank looks who is missing, and ends the attempt before all others ask that, too.
+        give_up_ns = self._deadline_ns + self._rank * JITTER_NS
         while True:
             now_ns = time.monotonic_ns()
             notice_ns = self._began_ns + _next_notice_ns(now_ns + JITTER_NS - self._began_ns)
             try:
-                look_ns = min(now_ns + STORE_LOOK_NS, notice_ns, self._deadline_ns)
+                look_ns = min(now_ns + STORE_LOOK_NS, notice_ns, give_up_ns)
                 return self._store.get(key, max(0, look_ns - now_ns))
             except TimeoutError:
                 pass
             self._check_store()
-            is_late = self._left_ns() < JITTER_NS
+            is_late = give_up_ns - time.monotonic_ns() < JITTER_NS
             if is_late or (notice_ns - time.monotonic_ns() < JITTER_NS and self._is_first()):
                 missing = self._missing()
                 if not missing:  # the last rank has not set the outcome, and may be lost
@@ -274,12 +276,8 @@ class Gathering:
         return not any(self._store.check([key]) for key in lower)
 
     def _missing(self) -> list[int]:
-        ranks = range(self._keys.size)
-        return [
-            rank
-            for rank in ranks
-            if not self._store.check([self._keys.record(self.epoch, self._stage, rank)])
-        ]
+        records = {self._keys.record(self.epoch, self._stage, rank): rank for rank in range(self._keys.size)}
+        return [records[key] for key in missing_of(list(records), self._store.check)]
 
     def _notice(self, missing: Sequence[int]) -> str:
         """Return what to tell the user about ranks that have not come for a while."""

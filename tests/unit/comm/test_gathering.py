@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -75,6 +76,40 @@ def test_a_rank_that_waits_at_a_store_that_has_begun_anew_comes_again() -> None:
     gather(store, 0, 2, 60)
     with pytest.raises(EpochOverError):
         waiting.exchange(b"mine")
+
+
+class CountingStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.checks = 0
+
+    def check(self, keys: Sequence[str]) -> bool:
+        self.checks += 1
+        return super().check(keys)
+
+
+def test_ranks_that_give_up_find_the_missing_one_with_few_requests() -> None:
+    store = CountingStore()
+    last = gather(store, 999, 1000, 0)
+    for rank in range(999):
+        if rank != 700:
+            store.set(f"{last.name}/0/{rank}", b"it")
+    with pytest.raises(TimeoutError) as error:
+        last.exchange(b"mine")
+    assert error.value.missing == (700,)
+    assert store.checks < 50
+
+
+def test_the_lowest_rank_gives_up_for_all() -> None:
+    store = CountingStore()
+    lowest, highest = (gather(store, rank, 10_000, 0) for rank in (0, 9_999))
+    thread = threading.Timer(0.1, lowest.end, [TimeoutError("waited in vain", missing=(1,))])
+    thread.start()
+    with pytest.raises(TimeoutError, match="waited in vain") as error:
+        highest.exchange(b"mine")
+    thread.join()
+    assert error.value.missing == (1,)
+    assert store.checks == 0
 
 
 @pytest.mark.usefixtures("soon")
