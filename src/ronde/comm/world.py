@@ -206,7 +206,11 @@ def _join(
             uncaught.announce_joined()
         _process.has_formed = True
         if identity.rank == 0:
-            gathering.tidy()
+            try:
+                gathering.tidy()
+            except BaseException:
+                made.shutdown()
+                raise
         return made
 
 

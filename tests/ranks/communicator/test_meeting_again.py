@@ -117,6 +117,21 @@ def test_a_rank_that_raises_in_init_is_named_by_all_others(how: str) -> None:
     assert third[2] == 3
 
 
+def interrupt_rank_0_at_the_end() -> float:
+    """Rank 0 is interrupted when the world is there, before `init` returns."""
+    interrupting: AbstractContextManager[object] = nullcontext()
+    if my_rank() == 0:
+        interrupting = mock.patch("ronde.comm.gathering.Gathering.tidy", side_effect=KeyboardInterrupt)
+    with pytest.raises((KeyboardInterrupt, ronde.PeerLostError)) as told, interrupting:
+        ronde.init(start_timeout_ns=5 * 10**9)
+    assert told.tb, "a traceback that a program keeps has all objects of the failed call"
+    return join()
+
+
+def test_a_rank_that_is_interrupted_at_the_end_of_init_has_left_the_world() -> None:
+    assert ranks.run(interrupt_rank_0_at_the_end, 2) == [2, 2]
+
+
 def come_late() -> float | tuple[int, ...]:
     """Rank 2 comes when the others have given up once."""
     if my_rank() == 2:
