@@ -222,9 +222,12 @@ def _gather(
         try:
             return _come(identity, _process.meeting, began_ns, deadline_ns)
         except PeerLostError:
-            if point.served_by in (None, identity.rank):
+            if point.served_by == identity.rank:
                 raise
-            # The rank that served the store is gone; the process that takes its place serves another one.
+            # A client that has lost its store once stays so. Another process may serve it now, in the place of a lost
+            # rank, or the launcher again.
+            left_ns = max(1, deadline_ns - time.monotonic_ns())
+            wanted = dataclasses.replace(wanted, start_timeout_ns=left_ns)
     if _process.meeting is not None:
         _process.meeting.close()
         _process.meeting = None
