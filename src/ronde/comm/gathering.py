@@ -38,7 +38,15 @@ from ronde.core.world_epochs import (
     read_outcome,
     take_records,
 )
-from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
+from ronde.errors import (
+    MismatchError,
+    PeerLostError,
+    ProtocolError,
+    RondeError,
+    TimeoutError,
+    UsageError,
+    VersionError,
+)
 from ronde.net.connections import named_ranks
 from ronde.net.host import host_name
 from ronde.net.stores.base import Store, missing_of
@@ -54,6 +62,7 @@ NOTICE_GROWTH = 6
 JITTER_NS = 10**6  # a store may wait a little less than it should
 LOOK_NS = 5 * 10**8  # between looks at the epoch's end, while the ranks connect
 CAUSE_NS = 3 * 10**8  # how long a rank that has lost a peer waits for its reason
+STALE_NS = 10**9  # how long a rank whose record does not fit waits for a process that replaces another rank
 MOST_OF_REASON = 1000
 MOST_SIZES = 256  # of worlds among which to look for missing ranks
 TWICE_REMEDY = "give every process another rank (RANK), or every job another place to meet"
@@ -137,6 +146,11 @@ class Gathering:
             # The rank that fails closes its connections just before it says why.
             if isinstance(error, PeerLostError) and (ending := self._ending(CAUSE_NS)):
                 return self._error_of(ending)
+            # Records that do not fit may be those of an earlier job that was killed here, whose ranks now come anew.
+            if isinstance(error, MismatchError | VersionError):
+                ending = self._ending(STALE_NS)
+                if ending and ending.how is How.REPLACED:
+                    return self._error_of(ending)
             self._perform(end_epoch(self._keys, self.epoch, self._stage, self._ending_after(error)))
         except RondeError:
             pass  # the store is gone; the others learn that, too
@@ -290,7 +304,8 @@ class Gathering:
         for size in range(2, min(2 * self._keys.size, MOST_SIZES) + 2):
             if size != self._keys.size and (elsewhere := self._waiting_elsewhere(size)):
                 return (
-                    f"{notice}; {named_ranks(elsewhere)} there joined a world of {size}: is WORLD_SIZE wrong?"
+                    f"{notice}; {named_ranks(elsewhere)} there joined a world of {size}, now or in an earlier job: "
+                    "is WORLD_SIZE wrong?"
                 )
         if refusal := self._last_refusal():
             return f"{notice}; the store {refusal}"

@@ -12,7 +12,7 @@ import pytest
 from ronde.comm import gathering
 from ronde.comm.gathering import EpochOverError, Gathering
 from ronde.core.world_epochs import Epoch
-from ronde.errors import PeerLostError, TimeoutError
+from ronde.errors import MismatchError, PeerLostError, TimeoutError
 from ronde.net.stores.memory import MemoryStore
 
 SECOND = 10**9
@@ -63,8 +63,14 @@ def test_ranks_with_different_sizes_hear_of_each_other(caplog: pytest.LogCapture
     for thread in threads:
         thread.join()
     assert sorted(notices(caplog)) == [
-        "rank 1 of 2 has not joined at memory after 1 s; rank 1 there joined a world of 3: is WORLD_SIZE wrong?",
-        "ranks 0, 2 of 3 have not joined at memory after 1 s; rank 0 there joined a world of 2: is WORLD_SIZE wrong?",
+        (
+            "rank 1 of 2 has not joined at memory after 1 s; rank 1 there joined a world of 3, now or in an earlier job: "
+            "is WORLD_SIZE wrong?"
+        ),
+        (
+            "ranks 0, 2 of 3 have not joined at memory after 1 s; rank 0 there joined a world of 2, now or in an earlier "
+            "job: is WORLD_SIZE wrong?"
+        ),
     ]
 
 
@@ -215,6 +221,27 @@ def test_a_rank_that_loses_a_peer_names_the_one_that_has_failed() -> None:
     both[1].end(ValueError("x"))
     cause = both[0].end(PeerLostError("cannot connect to rank 1", 1))
     assert "failed in ronde.init(): ValueError: x" in str(cause)
+
+
+def test_records_of_a_job_that_was_killed_here_are_not_compared_with_those_of_the_next_job() -> None:
+    store = MemoryStore()
+    killed = gather(store, 0, 2, 60)
+    store.set(f"{killed.name}/0/0", b"old settings")
+    store.add(f"{killed.name}/0/arrivals", 1)
+    first = gather(store, 1, 2, 60)
+    assert first.exchange(b"new settings") == [b"old settings", b"new settings"]
+    thread = threading.Timer(0.1, gather, (store, 0, 2, 60))
+    thread.start()
+    assert isinstance(first.end(MismatchError("settings differ")), EpochOverError)
+    thread.join()
+
+
+def test_a_rank_whose_settings_do_not_fit_raises_its_own_error_even_if_another_one_was_faster() -> None:
+    store = MemoryStore()
+    both = [gather(store, rank, 2, 60) for rank in range(2)]
+    for each in both:
+        error = MismatchError("settings differ")
+        assert each.end(error) is error
 
 
 def test_the_keys_of_earlier_worlds_are_deleted() -> None:
