@@ -64,12 +64,12 @@ def test_ranks_with_different_sizes_hear_of_each_other(caplog: pytest.LogCapture
         thread.join()
     assert sorted(notices(caplog)) == [
         (
-            "rank 1 of 2 has not joined at memory after 1 s; rank 1 there joined a world of 3, now or in an earlier job: "
-            "is WORLD_SIZE wrong?"
+            "rank 1 of 2 has not joined at memory after 1 s; rank 1 there joined a world of 3, now or in an earlier "
+            "job: is WORLD_SIZE wrong?"
         ),
         (
-            "ranks 0, 2 of 3 have not joined at memory after 1 s; rank 0 there joined a world of 2, now or in an earlier "
-            "job: is WORLD_SIZE wrong?"
+            "ranks 0, 2 of 3 have not joined at memory after 1 s; rank 0 there joined a world of 2, now or in an "
+            "earlier job: is WORLD_SIZE wrong?"
         ),
     ]
 
