@@ -63,6 +63,7 @@ JITTER_NS = 10**6  # a store may wait a little less than it should
 LOOK_NS = 5 * 10**8  # between looks at the epoch's end, while the ranks connect
 CAUSE_NS = 3 * 10**8  # how long a rank that has lost a peer waits for its reason
 STALE_NS = 10**9  # how long a rank whose record does not fit waits for a process that replaces another rank
+CONTEST_NS = 10**9  # how long the process that serves the store may take to come
 MOST_OF_REASON = 1000
 MOST_SIZES = 256  # of worlds among which to look for missing ranks
 TWICE_REMEDY = "give every process another rank (RANK), or every job another place to meet"
@@ -349,12 +350,12 @@ def _seconds(duration_ns: int) -> str:
 def contest_rank(store: Store, rank: int, size: int) -> None:
     """Raise UsageError on all ranks if another process has come as this rank, and waits for others."""
     keys = WorldKeys(size)
-    if not store.check([keys.counter]):
+    try:
+        epoch = Epoch.decode(store.get(keys.counter, CONTEST_NS))
+        other = store.get(keys.member(epoch, rank), CONTEST_NS)
+    except TimeoutError:
         return
-    epoch = Epoch.decode(store.get(keys.counter, 0))
-    if not store.check([keys.member(epoch, rank)]):
-        return
-    twice = _given_twice(rank, store.get(keys.member(epoch, rank), 0), _describe_attempt())
+    twice = _given_twice(rank, other, _describe_attempt())
     ending = end_value(twice)
     if store.compare_set(keys.outcome(epoch, 0), b"", ending) == ending:
         raise UsageError(f"two processes have rank {rank} of this job, {twice.reason}: {TWICE_REMEDY}")

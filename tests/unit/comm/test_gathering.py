@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from ronde.comm import gathering
-from ronde.comm.gathering import EpochOverError, Gathering
+from ronde.comm.gathering import EpochOverError, Gathering, contest_rank
 from ronde.core.world_epochs import Epoch
-from ronde.errors import MismatchError, PeerLostError, TimeoutError
+from ronde.errors import MismatchError, PeerLostError, TimeoutError, UsageError
 from ronde.net.stores.memory import MemoryStore
 
 SECOND = 10**9
@@ -242,6 +242,15 @@ def test_a_rank_whose_settings_do_not_fit_raises_its_own_error_even_if_another_o
     for each in both:
         error = MismatchError("settings differ")
         assert each.end(error) is error
+
+
+def test_a_rank_that_is_given_twice_waits_for_the_other_process_to_come() -> None:
+    store = MemoryStore()
+    thread = threading.Timer(0.1, gather, (store, 0, 2, 60))
+    thread.start()
+    with pytest.raises(UsageError, match="two processes have rank 0 of this job"):
+        contest_rank(store, 0, 2)
+    thread.join()
 
 
 def test_the_keys_of_earlier_worlds_are_deleted() -> None:
