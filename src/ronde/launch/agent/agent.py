@@ -316,11 +316,7 @@ class _Shell:
         self._alive, self._finish = False, finish
         self._frozen.stop_watching()
         self._supervisor.close()
-        left = self._supervisor.left_tracebacks()
         self._step_agent(WorkersGone(finish.exit_code, finish.reason, failure))
-        if self._exit is None:  # else they are in the report
-            for line in tracebacks(left):
-                self._screen.say(line)
 
     def _describe_failure(self, rank: int) -> Failure:
         supervisor = self._supervisor
@@ -393,6 +389,9 @@ class _Shell:
         self._rendezvous.join(node, self._budget)
 
     def _start_workers(self, round: Round, again: bool) -> None:
+        if self._supervisor:  # those of the last round are in the report
+            for line in tracebacks(self._supervisor.left_tracebacks()):
+                self._screen.say(line)
         spec = self._config.worker
         self._round, self._alive, self._finish = round, True, None
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
