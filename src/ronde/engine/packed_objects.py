@@ -196,7 +196,10 @@ def _pickled(obj: Any, buffers: list[memoryview]) -> list[memoryview]:
                 f"{error}; with cloudpickle installed (pip install cloudpickle) lambdas, local functions and local "
                 "classes can be sent"
             ) from error
-        return _pickled_by(cloudpickle.CloudPickler, obj, buffers)
+        try:
+            return _pickled_by(cloudpickle.CloudPickler, obj, buffers)
+        except Exception as failure:
+            raise failure from None
 
 
 def _pickled_by(pickler: Callable[..., Any], obj: Any, buffers: list[memoryview]) -> list[memoryview]:
