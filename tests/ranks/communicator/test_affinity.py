@@ -60,7 +60,9 @@ def test_threads_are_where_the_setting_says(n: int) -> None:
 
 def refused(cores: list[int], message: str) -> None:
     before = affinities()
-    with pytest.raises(ronde.UsageError, match=message):
+    with pytest.raises(
+        (ronde.UsageError, ronde.PeerLostError), match=message
+    ):  # or another rank says it first
         ronde.init(thread_affinity=cores)
     assert affinities() == before
     assert not ronde.is_initialized()

@@ -7,11 +7,14 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ronde
-import ronde.torch as hvd
 from ronde.testing import ranks
-from ronde.torch.on_device import CompletedHandle
+
+pytest.importorskip("torch")
+hvd: Any = pytest.importorskip("ronde.torch")
+CompletedHandle: Any = pytest.importorskip("ronde.torch.on_device").CompletedHandle
 
 
 def results_of_two_threads(handle: Any) -> list[Any]:
