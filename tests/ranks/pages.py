@@ -45,7 +45,7 @@ def blocks(page: str, *languages: str) -> list[str]:
 def programs(need: str = "") -> list[object]:
     """Return program and command line for each run of each program that imports this package of `NEEDS`, or none."""
     return [
-        pytest.param(*run, id=f"{page}: {run.command}", marks=_marks(page))
+        pytest.param(run.program, run.command, id=f"{page}: {run.command}", marks=_marks(page))
         for page in _started_alone()
         for run in runs(page)
         if run.need == need
