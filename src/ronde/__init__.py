@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 from ronde.errors import (
     AbortedError,
@@ -62,7 +63,6 @@ from ronde.errors import (
     VersionError,
     WorkerError,
 )
-from ronde.light_typing import TYPE_CHECKING, Any
 from ronde.types import Adasum, Average, BitAnd, BitOr, BitXor, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
-from ronde.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hmac import HMAC

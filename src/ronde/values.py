@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ronde.errors import UsageError
-from ronde.light_typing import Any, NamedTuple
 
 __all__ = [
     "ADDRESS", "COMMAND", "COOLDOWN", "CORES", "FILE", "FLAG", "INTERFACE", "JOB_NAME", "KEY_VALUES",

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from ronde.launch.clusters.base import SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.launch.driver.task import run_task
-from ronde.light_dataclasses import replace
 from ronde.net.addresses import parse_address
 
 pytestmark = pytest.mark.slow

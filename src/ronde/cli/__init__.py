@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from ronde.errors import UsageError
-from ronde.light_typing import NoReturn
 
 __all__ = ["command", "main", "show", "version"]
 

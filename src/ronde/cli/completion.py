@@ -10,12 +10,12 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from typing import NamedTuple
 
 from ronde.cli import HELP as OVERVIEW
 from ronde.cli import VERBS, show
 from ronde.cli.options import Option, describe_options, nearest, parse_options
 from ronde.errors import UsageError
-from ronde.light_typing import NamedTuple
 
 __all__ = ["HELP", "SHELLS", "run"]
 

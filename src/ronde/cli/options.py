@@ -7,9 +7,9 @@ are all valid; and the error for an unknown option names the nearest known one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ronde.errors import UsageError
-from ronde.light_typing import Any, NamedTuple
 from ronde.values import ValueKind
 
 __all__ = [

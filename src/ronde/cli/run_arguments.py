@@ -9,12 +9,12 @@ variables of settings (`RONDE_*`, `HOROVOD_*`), which all three sources override
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.options import Given, read_options, read_value
 from ronde.cli.run_options import INFORMATION, LAUNCH_OPTIONS
 from ronde.errors import UsageError
-from ronde.light_typing import Any, NamedTuple
 from ronde.values import FLAG
 
 __all__ = ["OPTIONS", "RunArguments", "parse_arguments"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.run_arguments import OPTIONS, RunArguments
@@ -28,7 +29,6 @@ from ronde.launch.config import (
     WorkerSpec,
 )
 from ronde.launch.plan import OURS, own_gpus
-from ronde.light_typing import Any
 from ronde.values import PORT, SECONDS, ValueKind, seconds_text
 
 __all__ = ["configure", "idle_options", "idle_variables", "worker_settings"]

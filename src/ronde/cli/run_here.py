@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ronde.cli.run_arguments import RunArguments
 from ronde.errors import UsageError
-from ronde.light_typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ronde.core.indexed_job import IndexedPod

@@ -5,8 +5,9 @@ Names and meanings are torchrun's and horovodrun's. The options of the engine ar
 
 from __future__ import annotations
 
+from typing import Any
+
 from ronde.cli.options import Option
-from ronde.light_typing import Any
 from ronde.values import (
     ADDRESS,
     COMMAND,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ronde.cli.options import nearest
 from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import BACKENDS, Here
 from ronde.errors import UsageError
-from ronde.light_dataclasses import replace
-from ronde.light_typing import TYPE_CHECKING, Any
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.values import FLAG, POSITIVE_SECONDS, SECONDS, TEXT, ValueKind, count_from, seconds_from
 

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from ronde import settings
 from ronde.comm import logs
@@ -25,7 +26,6 @@ from ronde.core.init_method import interpret_init_arguments
 from ronde.core.world_epochs import Epoch
 from ronde.errors import NotInitializedError, PeerLostError, RondeError, UsageError
 from ronde.job_key import JobKey
-from ronde.light_dataclasses import replace
 from ronde.net.host import surroundings
 from ronde.net.meeting import Meeting, meet
 from ronde.process import uncaught

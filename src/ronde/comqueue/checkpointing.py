@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,6 @@ from ronde.checkpoints import Checkpoints
 from ronde.errors import UsageError
 from ronde.file_owners import describe_foreign_owner, describe_other_writers
 from ronde.launch.driver.transfer import connect_to_driver
-from ronde.light_dataclasses import dataclass
 from ronde.net.stores.base import Store
 from ronde.net.stores.large_values import delete_large, get_large, put_large
 from ronde.new_files import create_anew, owner_of_new_files

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass
 from ronde.parquet.rows import Columns
 
 __all__ = ["ColumnSelection", "ColumnsOption"]

@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -35,7 +36,6 @@ from ronde.launch.callables import ElasticLaunch
 from ronde.launch.calls import pack_call, pickler
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.unsendable import describe_unsendable_part
-from ronde.light_dataclasses import dataclass, replace
 from ronde.process.exception_text import exception_text
 
 if TYPE_CHECKING:

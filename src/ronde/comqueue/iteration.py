@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,6 @@ from ronde.comqueue.state_types import StateTypes
 from ronde.comqueue.task_group import TaskGroup, ThreadGroup
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
-from ronde.light_dataclasses import dataclass, replace
 from ronde.types import ReduceOp
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["Layout", "layout_of"]
 

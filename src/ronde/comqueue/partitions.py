@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,6 @@ from ronde.comqueue.rows import (
 from ronde.comqueue.task_group import TaskGroup
 from ronde.core.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass, field
 
 __all__ = ["CommonData", "Partitions", "TaskData", "check_same_rows", "divide_data", "load_data"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -18,7 +19,6 @@ from ronde.comqueue.task_group import TaskGroup
 from ronde.errors import MismatchError, PeerError, RondeError, UsageError
 from ronde.launch.calls import pickler
 from ronde.launch.unsendable import describe_unsendable_part
-from ronde.light_dataclasses import dataclass, field, replace
 from ronde.types import Max, Min
 
 __all__ = ["Item", "Plan", "StepError", "run_plan", "with_copied_functions"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +21,6 @@ from ronde.comqueue.functions import (
 from ronde.comqueue.plan import Item, Plan
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
-from ronde.light_dataclasses import replace
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     from ronde.comqueue.task_group import TaskGroup

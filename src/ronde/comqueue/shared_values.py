@@ -7,11 +7,11 @@ import os
 import pickle
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from ronde.errors import UsageError
 from ronde.launch.calls import pickler
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["SharedValues"]
 

@@ -56,7 +56,9 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any, ClassVar
 
 from ronde.core.agent_events import (
     AgentNotice,
@@ -92,8 +94,6 @@ from ronde.core.rendezvous.membership import (
     WorkerFailed,
 )
 from ronde.core.worker_group import TYPED
-from ronde.light_dataclasses import dataclass, replace
-from ronde.light_typing import Any, ClassVar
 
 __all__ = ["FAILED", "UNREACHABLE", "Agent", "TRANSITIONS", "WorkerState"]
 

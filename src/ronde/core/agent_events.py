@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ronde.core.rendezvous.membership import Failure, RendezvousEvent, Round
-from ronde.light_dataclasses import dataclass
 
 __all__ = [
     "AgentNotice",

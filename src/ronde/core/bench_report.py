@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ronde.core.collective_traffic import JobShape, usual_algorithm
 from ronde.core.cost_model import Rates, least_seconds, predict
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["BenchResults", "CallTime", "SettingTrial", "as_json", "describe", "size_text", "trials_for"]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ronde.core import collective_messages as messages
 from ronde.core.collective_messages import SEGMENT_BYTES, Message
@@ -35,7 +36,6 @@ from ronde.core.traffic_counts import (
     Traffic,
     whole_lines,
 )
-from ronde.light_dataclasses import replace
 
 __all__ = [
     "OPERATIONS",

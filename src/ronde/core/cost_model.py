@@ -7,6 +7,8 @@ algorithms that the data plane chooses with the model.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ronde.core.collective_traffic import (
     JobShape,
     Traffic,
@@ -14,7 +16,6 @@ from ronde.core.collective_traffic import (
     least_traffic,
     traffic_of,
 )
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["Prediction", "Rates", "least_seconds", "predict", "predict_all", "seconds_of"]
 

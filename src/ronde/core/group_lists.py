@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-
-from ronde.light_typing import NamedTuple
+from typing import NamedTuple
 
 __all__ = ["ListNote", "contradiction_of", "note_of"]
 

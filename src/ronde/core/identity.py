@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ronde.core import slurm
 from ronde.core.launcher_variables import launcher_number
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass, replace
 
 __all__ = ["Identity", "MeetingPoint", "Surroundings", "detect", "identify"]
 

@@ -9,10 +9,10 @@ Kubernetes does not tell a Pod how many others there are.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ronde.core.agent import FAILED, UNREACHABLE
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["INDEX", "LOST", "REPLACED", "IndexedPod", "find_pod", "pod_exit_code"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ronde.core.indexed_job import LOST, REPLACED
 from ronde.core.kubernetes_manifest import CONTAINER
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["FollowLogs", "JobEnded", "JobProgress", "Step", "Tell"]
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ronde.core.indexed_job import REPLACED
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass, field
 
 if TYPE_CHECKING:
     from ronde.job_key import JobKey

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
-from ronde.light_dataclasses import dataclass
+from dataclasses import dataclass
 
 __all__ = ["MachineFinding", "MachineFacts", "NetworkInterface", "check_machine"]
 

@@ -16,6 +16,7 @@ parses each text once. An empty batch has no bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ronde.core.messages import (
     CallSite,
@@ -29,7 +30,6 @@ from ronde.core.messages import (
 from ronde.core.rank_set import RankSet
 from ronde.core.typed_json import Natural, TypedJson
 from ronde.errors import ProtocolError
-from ronde.light_dataclasses import dataclass, replace
 from ronde.types import Kind
 
 __all__ = [

@@ -10,11 +10,11 @@ Each message is checked against its types. Whether messages fit together is for 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeVar
 
 from ronde.core.typed_json import Natural, TypedJson
 from ronde.errors import ProtocolError
-from ronde.light_dataclasses import dataclass
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = [

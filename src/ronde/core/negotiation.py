@@ -33,6 +33,7 @@ apply a round, so it never confuses a hit on the former content of a slot with o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from ronde.core.call_sites import CallSites
 from ronde.core.merging import Batch, Contribution, batch_of, ranks_of, requests_of
@@ -57,7 +58,6 @@ from ronde.core.rank_set import RankSet
 from ronde.core.request_matching import find_problem, response_rows
 from ronde.core.response_cache import ResponseCache
 from ronde.errors import PeerLostError, ProtocolError, UsageError
-from ronde.light_dataclasses import dataclass, field, replace
 from ronde.types import Kind
 
 __all__ = [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-
-from ronde.light_dataclasses import dataclass
+from dataclasses import dataclass
 
 __all__ = ["Topology", "compute_topology"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-
-from ronde.light_dataclasses import dataclass
+from dataclasses import dataclass
 
 __all__ = ["RankSet"]
 

@@ -11,9 +11,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from ronde.core.rendezvous.membership import Node
-from ronde.light_typing import NamedTuple
 
 __all__ = ["WorkerRanks", "ranks_of"]
 

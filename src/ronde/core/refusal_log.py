@@ -7,7 +7,7 @@ ones count as one reason.
 
 from __future__ import annotations
 
-from ronde.light_dataclasses import dataclass
+from dataclasses import dataclass
 
 __all__ = ["Refusals"]
 

@@ -13,9 +13,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
-
-from ronde.light_dataclasses import dataclass, field
 
 __all__ = [
     "HEAD_START_NS",

@@ -8,9 +8,9 @@ task gets consecutive whole blocks. So what is computed for each block, and comb
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ronde.core.splits import even_split
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["RowDivision", "block_count", "divide_partitions", "divide_rows"]
 

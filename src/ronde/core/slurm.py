@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from ronde.core.launcher_variables import launcher_number
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["Step", "expand_hosts", "find_step"]
 

@@ -39,6 +39,7 @@ sets `wake_ns`, the time of the next call if no event comes before.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -59,7 +60,6 @@ from ronde.core.stall_events import (
     StalledTensor,
     Tensor,
 )
-from ronde.light_dataclasses import dataclass, field, replace
 
 __all__ = ["JOIN", "MOST_STACKS", "Inspector"]
 

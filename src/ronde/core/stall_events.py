@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from ronde.light_dataclasses import dataclass, field
 
 __all__ = [
     "Abort",

@@ -8,7 +8,7 @@ copies of other cores.
 
 from __future__ import annotations
 
-from ronde.light_dataclasses import dataclass
+from dataclasses import dataclass
 
 __all__ = [
     "COPY",

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from ronde.core.messages import Tune
-from ronde.light_dataclasses import dataclass, field, replace
 
 __all__ = [
     "LARGEST_FUSION_BYTES",

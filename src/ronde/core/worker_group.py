@@ -46,6 +46,7 @@ the effects in order, and decides nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 
 from ronde.core.worker_group_events import (
@@ -68,7 +69,6 @@ from ronde.core.worker_group_events import (
     WorkerRaised,
     WorkerReplaced,
 )
-from ronde.light_dataclasses import dataclass
 
 __all__ = [
     "HASTY",

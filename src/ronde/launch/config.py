@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from ronde.core.worker_group import FAREWELL_NS, GRACE_NS, PATIENCE_NS
-from ronde.light_dataclasses import dataclass, field
 from ronde.net.rendezvous.config import RendezvousConfig
 
 __all__ = [

@@ -5,9 +5,8 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
-
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["Loop", "Order"]
 

@@ -12,12 +12,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.plan import assignments
-from ronde.light_dataclasses import dataclass, field
 from ronde.process.process_groups import usable_cores
 
 __all__ = ["MpiPlan", "find_mpirun", "libraries_of", "plan_here", "plan_mpi", "run_here"]

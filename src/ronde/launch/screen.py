@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import selectors
 from collections.abc import Callable
+from typing import TextIO
 
 from ronde.launch.loop import Loop, Order
-from ronde.light_typing import TextIO
 from ronde.process.output import Piece, Sink, Source, open_sinks
 
 __all__ = ["Screen", "Streams"]

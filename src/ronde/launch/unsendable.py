@@ -6,10 +6,9 @@ import dis
 import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["describe_unsendable", "describe_unsendable_part"]
 

@@ -7,12 +7,12 @@ an estimator declares them in `_fitted_forms`, in an order in which each form fi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Protocol
 
 import numpy as np
 
-from ronde.light_dataclasses import dataclass
 from ronde.ml.history import History
 
 __all__ = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -17,7 +18,6 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from ronde.comqueue import iterate
-from ronde.light_dataclasses import replace
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.clustering.block_points import PointReader, offset_of
 from ronde.ml.clustering.center_assignment import Nearest, find_nearest

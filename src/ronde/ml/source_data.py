@@ -7,6 +7,7 @@ and perhaps `y` and `sample_weight`: `read("clicks/", columns={"X": None, "y": "
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from ronde.comqueue import IterationStep, LocatedRows, RowSource, TaskGroup, iterate
 from ronde.comqueue.named_arrays import NamedArrays
 from ronde.comqueue.rows import StreamedSource
-from ronde.light_dataclasses import dataclass
 from ronde.ml.class_weights import ClassWeights, added_class_weights, weights_by_class
 from ronde.ml.sparse_rows import is_sparse, without_duplicates
 from ronde.ml.tasks import place_of

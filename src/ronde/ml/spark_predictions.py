@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass
 from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind, without_feature_names
 from ronde.ml.saving import from_bytes, to_bytes
 from ronde.parquet.needs import need

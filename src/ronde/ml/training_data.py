@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from ronde.comqueue import LocatedRows, RowSource
 from ronde.comqueue.rows import is_located, is_source
-from ronde.light_dataclasses import dataclass, replace
 from ronde.ml.class_weights import ClassWeights, weights_by_class
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows

@@ -12,9 +12,9 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass
 from ronde.net.name_resolution import Answer, NameResolver
 from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import process_and_user

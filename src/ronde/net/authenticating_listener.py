@@ -11,6 +11,7 @@ The rules:
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import time
@@ -21,7 +22,6 @@ from ronde.core.accept_failures import AcceptFailures
 from ronde.core.admission import Strangers
 from ronde.core.refusal_log import Refusals
 from ronde.errors import ProtocolError
-from ronde.light_logging import logger
 from ronde.net.accept import Caller, accept_caller, is_shortage
 from ronde.net.authentication import Handshake
 from ronde.net.descriptor_limit import raise_descriptor_limit
@@ -35,7 +35,7 @@ MOST_IN_A_TURN = 16
 CROWD = "others waited, and it had not proved that it knows the job key"
 TOO_SLOW = f"it did not prove within {HANDSHAKE_NS // 10**9} s that it knows the job key"
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class AuthenticatedConnection(NamedTuple):

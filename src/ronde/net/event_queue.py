@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-
-from ronde.light_typing import Generic, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["EventQueue"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-
-from ronde.light_typing import TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ronde.core.identity import Surroundings

@@ -13,8 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-
-from ronde.light_typing import Any
+from typing import Any
 
 __all__ = ["Answer", "NameResolver"]
 

@@ -10,8 +10,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable
-
-from ronde.light_typing import Generic, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["Disk"]
 

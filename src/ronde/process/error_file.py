@@ -16,10 +16,10 @@ import os
 import re
 import stat
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ronde.errors import AbortedError, PeerLostError, RemoteError
-from ronde.light_dataclasses import dataclass
-from ronde.light_typing import TYPE_CHECKING
 from ronde.new_files import create_anew, open_for_writing
 
 if TYPE_CHECKING:

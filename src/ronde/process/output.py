@@ -32,9 +32,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import IO, NamedTuple, Protocol, TextIO
 
-from ronde.light_dataclasses import dataclass, field, replace
-from ronde.light_typing import IO, NamedTuple, Protocol, TextIO
 from ronde.process.log_files import LogFile
 
 __all__ = [

@@ -16,10 +16,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, TracebackType
+from typing import IO, Any
 
 import ronde.process
 from ronde.errors import UsageError
-from ronde.light_typing import IO, Any
 from ronde.net.addresses import LOOPBACK_REMEDY, is_loopback
 from ronde.process.guard import Guard
 

@@ -21,9 +21,9 @@ import contextlib
 import os
 import sys
 from types import TracebackType
+from typing import Literal, NamedTuple
 
 from ronde.environment import environment
-from ronde.light_typing import Literal, NamedTuple
 from ronde.process.error_file import ERROR_FILE, blames_peer, leave_to_report, write_error_file
 
 __all__ = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -19,7 +20,6 @@ from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
 from ronde.launch.driver.task import run_task
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["Placing", "RayCluster"]
 

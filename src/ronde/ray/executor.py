@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +23,6 @@ from ronde.launch.driver.functions import (
     start_timeout_ns,
 )
 from ronde.launch.driver.job_store import reachable_by_tasks
-from ronde.light_dataclasses import dataclass
 from ronde.net.protection import secrecy_is_wanted
 from ronde.process.error_file import described
 from ronde.ray.cluster import Placing, RayCluster

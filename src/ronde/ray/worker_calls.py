@@ -17,6 +17,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 from ronde.environment import environment
@@ -24,7 +25,6 @@ from ronde.errors import PeerLostError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.calls import pickler
 from ronde.launch.driver.job_store import serve_store, tcp_addresses
-from ronde.light_dataclasses import dataclass, field
 from ronde.net.stores.base import Store
 from ronde.net.stores.large_values import delete_large, get_large, put_large
 from ronde.net.stores.tcp import StoreClient

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, TextIO, TypeVar
 
@@ -22,7 +23,6 @@ from ronde.launch.driver.functions import (
     run_function,
     start_timeout_ns,
 )
-from ronde.light_dataclasses import replace
 
 with needs_package("pyspark", "spark"):
     from pyspark import SparkContext

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,6 @@ from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
-from ronde.light_dataclasses import replace
 from ronde.spark.frame_rows import run_at_rows
 from ronde.spark.submissions import Submissions
 from ronde.spark.tasks import describe_failure, is_cancellation, run_any, run_once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from ronde.core.kubernetes_manifest import JOB_SET, Manifest, PodJob, build_mani
 from ronde.core.manifest_patch import patch_manifest
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.light_dataclasses import replace
 
 VERSIONS = ("1.31", "1.34", "1.37")
 KEY = JobKey.generate()

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from ronde.core.typed_json import Natural, TypedJson
 from ronde.errors import ProtocolError
-from ronde.light_dataclasses import dataclass as light_dataclass
 
 
 class Colour(Enum):
@@ -33,7 +32,7 @@ class Point(NamedTuple):
     y: Natural
 
 
-@light_dataclass(frozen=True)
+@dataclass(frozen=True)
 class Circle:
     centre: Point
     radius: float

@@ -6,9 +6,9 @@ They are tuples because creating a dataclass takes time, and the start of `ronde
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ronde.core.rendezvous.membership import RendezvousEvent
-from ronde.light_dataclasses import dataclass
 
 __all__ = [
     "Compare",

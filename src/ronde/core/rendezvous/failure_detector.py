@@ -9,10 +9,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, KeysView
+from dataclasses import dataclass
 
 from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import Heartbeat
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["FailureDetector"]
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 from ronde.core.rank_set import RankSet
 from ronde.core.rendezvous.applicants import Applicants
@@ -50,7 +51,6 @@ from ronde.core.rendezvous.state import (
     RosterKey,
     SuccessReport,
 )
-from ronde.light_dataclasses import dataclass, replace
 
 __all__ = ["STRAGGLER_NS", "Leader"]
 

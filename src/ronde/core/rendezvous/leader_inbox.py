@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ronde.core.rendezvous.codec import decode
 from ronde.core.rendezvous.effects import (
@@ -42,7 +43,6 @@ from ronde.core.rendezvous.state import (
     inbox_queue,
 )
 from ronde.errors import ProtocolError
-from ronde.light_dataclasses import replace
 
 __all__ = ["LeaderInbox"]
 

@@ -25,6 +25,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -58,7 +59,6 @@ from ronde.core.rendezvous.state import (
     SuccessReport,
 )
 from ronde.core.rendezvous.wait_messages import waits_for, waits_in_vain
-from ronde.light_dataclasses import replace
 
 __all__ = ["Member"]
 

@@ -7,7 +7,7 @@ from 0.
 
 from __future__ import annotations
 
-from ronde.light_dataclasses import dataclass
+from dataclasses import dataclass
 
 __all__ = [
     "AllSucceeded",

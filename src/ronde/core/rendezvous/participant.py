@@ -27,6 +27,7 @@ machines have this convention: time goes in as integer nanoseconds, effects come
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
 from ronde.core.rendezvous.codec import decode_state, encode
@@ -58,7 +59,6 @@ from ronde.core.rendezvous.state_replica import StateReplica
 from ronde.core.rendezvous.store_identity import Finding, StoreIdentity
 from ronde.core.rendezvous.store_silence import StoreSilence
 from ronde.errors import ProtocolError
-from ronde.light_dataclasses import replace
 
 __all__ = ["Participant"]
 

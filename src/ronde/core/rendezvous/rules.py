@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.light_dataclasses import dataclass
+from dataclasses import dataclass
 
 __all__ = ["Rules"]
 

@@ -12,11 +12,11 @@ Keys, all under the job's prefix
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ronde.core.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
 from ronde.core.rendezvous.rules import Rules
-from ronde.light_dataclasses import dataclass, replace
 
 __all__ = [
     "ALIVE",

@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ronde.core.worker_group import Absent
 from ronde.job_key import JobKey
 from ronde.launch.loop import Loop, Order
-from ronde.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ronde.net.event_queue import EventQueue

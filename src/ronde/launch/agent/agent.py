@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ronde.core.agent import Agent
@@ -56,7 +57,6 @@ from ronde.launch.config import LaunchConfig
 from ronde.launch.loop import Loop, Order
 from ronde.launch.plan import JOB_KEY, LaunchPlan, plan_workers
 from ronde.launch.screen import Screen
-from ronde.light_dataclasses import dataclass, field, replace
 from ronde.net.host import host_name
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.registry import create

@@ -10,10 +10,10 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ronde.job_key import JobKey
 from ronde.launch.loop import Loop, Order
-from ronde.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ronde.net.stores.server import StoreServer

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
 
 from ronde.launch.agent.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.plan import WorkerPlan
-from ronde.light_typing import TYPE_CHECKING, TypedDict
 from ronde.net.host import host_name
 from ronde.process.guard import Guard
 from ronde.process.log_files import LogWriter

@@ -20,9 +20,9 @@ without such numbers leaves `attempt` at 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from ronde.light_dataclasses import dataclass, field
 from ronde.net.protection import Protection
 
 __all__ = ["Capabilities", "Capacity", "Cluster", "SlotEvents", "Ticket"]

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,6 @@ from ronde.launch.driver.assignment import (
     ended_key,
     hello,
 )
-from ronde.light_dataclasses import replace
 from ronde.net import addresses
 from ronde.net.host import host_name
 from ronde.net.stores.tcp import StoreClient

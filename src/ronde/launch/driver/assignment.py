@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ronde.core.rendezvous.membership import Failure
 from ronde.core.ring import RingPlan
 from ronde.core.typed_json import TypedJson
 from ronde.errors import ProtocolError, UsageError
 from ronde.launch.config import LaunchConfig
-from ronde.light_dataclasses import dataclass, field
 from ronde.net.authentication import PROTOCOL_VERSION
 
 __all__ = [

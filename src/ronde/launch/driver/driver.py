@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from ronde.core import host_health as health
 from ronde.core.host_list import Host
@@ -24,7 +25,6 @@ from ronde.launch.driver.assignment import LAST_WORD, LastWord, ended_key
 from ronde.launch.driver.placement import Placement
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, Streams
-from ronde.light_dataclasses import dataclass
 from ronde.net.descriptor_limit import raise_descriptor_limit
 from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, hand_up

@@ -8,6 +8,7 @@ import operator
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, NoReturn, TextIO
 
@@ -21,7 +22,6 @@ from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerS
 from ronde.launch.driver.driver import Driver, JobEnd
 from ronde.launch.driver.task_agents import TaskAgents
 from ronde.launch.driver.transfer import JobMemory, fetch_result
-from ronde.light_dataclasses import dataclass, field, replace
 from ronde.net.protection import SECRET
 from ronde.net.stores.base import Store
 from ronde.process.output import claim_standard_streams

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +23,6 @@ from ronde.core.ring import TRY_NS, HostOffer, OfferedAddress, ProbeEdge, RingPl
 from ronde.core.typed_json import TypedJson
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
-from ronde.light_dataclasses import dataclass
 from ronde.net.addresses import (
     Address,
     address_towards,

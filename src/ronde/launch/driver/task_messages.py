@@ -5,11 +5,11 @@ The task registers, the driver accepts or refuses it, and then the streams of th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from ronde.core.typed_json import TypedJson
 from ronde.errors import ProtocolError
-from ronde.light_dataclasses import dataclass
 
 __all__ = ["HEARTBEATS", "PURPOSE", "REGISTRATION", "Registration", "TaskMessage", "split_message"]
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from ronde.core.registry import (
@@ -42,7 +43,6 @@ from ronde.launch.mpi.plan import daemon_command, host_slots, mpirun_command, mp
 from ronde.launch.mpi.shell_server import LOST, RemoteShell, ShellServer
 from ronde.launch.mpirun import libraries_of
 from ronde.launch.screen import Screen
-from ronde.light_dataclasses import replace
 from ronde.net.addresses import interface_of
 from ronde.net.event_queue import EventQueue
 from ronde.process.process_groups import Process

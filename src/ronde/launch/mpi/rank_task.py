@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import pickle
 import signal
+from dataclasses import replace
 
 from ronde.environment import environment
 from ronde.launch.driver.task import run_task
 from ronde.launch.mpi.plan import RANK_VARIABLE, TICKET_VARIABLE
-from ronde.light_dataclasses import replace
 
 __all__ = ["main"]
 

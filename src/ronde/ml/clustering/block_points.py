@@ -6,12 +6,12 @@ those of the same rows in float64. So a fit subtracts an offset from the columns
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.light_dataclasses import dataclass, replace
 from ronde.ml.clustering.geometry import GEOMETRIES
 from ronde.ml.clustering.points import Points, make_csr
 from ronde.ml.sparse_rows import is_sparse

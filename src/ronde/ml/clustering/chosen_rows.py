@@ -6,13 +6,13 @@ Keys are computed for each row block, from its points and its number, so the cho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass, field
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.points import Points, as_centers, join_points
 

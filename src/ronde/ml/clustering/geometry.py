@@ -8,12 +8,12 @@ distances.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.points import Points, make_csr, squared_lengths
 from ronde.ml.sparse_rows import is_sparse
 

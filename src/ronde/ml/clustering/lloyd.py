@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import Centers, find_nearest, sum_nearest
 from ronde.ml.clustering.chosen_rows import all_rows

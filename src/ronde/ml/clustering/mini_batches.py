@@ -7,6 +7,7 @@ and the number of the step only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass
 from ronde.ml.clustering.block_points import PointReader
 from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
 from ronde.ml.clustering.chosen_rows import (

@@ -13,13 +13,13 @@ Trans. Neural Networks 1 (1990).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass, field
 from ronde.ml.linear.column_scaling import ColumnScaling
 from ronde.ml.losses import PerceptronLoss
 from ronde.ml.optimizers.linear_objective import LinearObjective, row_chunks

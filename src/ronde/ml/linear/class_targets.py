@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.light_dataclasses import dataclass, replace
 from ronde.ml.class_weights import ClassWeights, class_factors
 from ronde.ml.training_data import TrainingData
 

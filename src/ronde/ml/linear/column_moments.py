@@ -8,13 +8,13 @@ last place of its mean. No fit divides by such a deviation, and the coefficient 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass
 from ronde.ml.optimizers.linear_objective import transposed
 from ronde.ml.sparse_rows import is_sparse
 

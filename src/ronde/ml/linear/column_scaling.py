@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass
 from ronde.ml.base import overflow_message, vanishing_message
 from ronde.ml.linear.column_moments import ColumnMoments, column_moments
 from ronde.ml.tasks import iterate_fit

@@ -21,6 +21,7 @@ All of it is in terms of columns and targets with variance 1, so neither units o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,6 @@ from numpy.typing import NDArray
 
 from ronde._native import descend_coordinates
 from ronde.comqueue import IterationStep
-from ronde.light_dataclasses import dataclass, field
 from ronde.ml.linear.column_moments import CHUNK, ColumnMoments, column_moments, rows_and_weights
 from ronde.ml.optimizers.linear_objective import transposed
 from ronde.ml.optimizers.optimizer import Record

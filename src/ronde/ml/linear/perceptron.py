@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from ronde.light_dataclasses import replace
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.linear.batch_perceptron import PerceptronSearch, PerceptronStep
 from ronde.ml.linear.class_targets import with_class_numbers

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.light_dataclasses import dataclass
 from ronde.ml.linear.column_moments import ColumnMoments
 
 __all__ = ["TargetScaling", "target_scaling"]

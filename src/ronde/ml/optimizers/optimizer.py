@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep, iterate
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass, field
 from ronde.ml.optimizers.objective import Objective
 from ronde.ml.optimizers.summed_objective import SummedObjective
 from ronde.ml.tasks import SingleThreadedStep, one_blas_thread

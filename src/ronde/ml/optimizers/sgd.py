@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.errors import UsageError
-from ronde.light_dataclasses import dataclass
 from ronde.ml.optimizers.mini_batches import MiniBatches
 from ronde.ml.optimizers.optimizer import Optimizer, SearchState
 from ronde.ml.optimizers.orthant import pseudo_gradient

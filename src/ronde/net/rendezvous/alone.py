@@ -6,6 +6,8 @@ fast.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ronde.core.rendezvous.membership import (
     AllSucceeded,
     Budget,
@@ -20,7 +22,6 @@ from ronde.core.rendezvous.membership import (
 )
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.light_dataclasses import replace
 from ronde.net.event_queue import EventQueue
 from ronde.net.rendezvous.base import Rendezvous
 from ronde.net.rendezvous.config import RendezvousConfig

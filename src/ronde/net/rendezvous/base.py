@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ronde.core.rendezvous.membership import Budget, Failure, Node, RendezvousEvent
-from ronde.light_typing import Protocol
 
 __all__ = ["Rendezvous"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ronde.core.rendezvous.rules import Rules
-from ronde.light_dataclasses import dataclass, field
 from ronde.values import FLAG
 
 __all__ = ["RendezvousConfig"]

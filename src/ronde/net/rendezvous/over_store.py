@@ -7,11 +7,13 @@ on there with a new session. Without a session the machine still gets the time, 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ronde.core.rendezvous.effects import Effect, Event, NotifyAgent, Probe, Probed, Tick
@@ -20,8 +22,6 @@ from ronde.core.rendezvous.participant import Participant
 from ronde.core.rendezvous.rules import Rules
 from ronde.core.rendezvous.state import ALIVE, JobTerms, alive_key
 from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
-from ronde.light_dataclasses import replace
-from ronde.light_logging import logger
 from ronde.net.event_queue import EventQueue
 from ronde.net.rendezvous.ended_job import succeed_ended_job
 from ronde.net.rendezvous.probes import find_ended
@@ -42,7 +42,7 @@ STRANGE = (
 )
 REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class FoundStore(NamedTuple):

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ronde.core.rendezvous.membership import Node
 from ronde.core.rendezvous.quorum import count_missing
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
-from ronde.light_dataclasses import replace
 from ronde.net.addresses import Address, is_loopback, is_ours, parse_address, parse_tcp, resolve
 from ronde.net.rendezvous.config import RendezvousConfig
 from ronde.net.rendezvous.over_store import FoundStore, OverStore

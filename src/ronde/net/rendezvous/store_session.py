@@ -10,6 +10,7 @@ A thread that ends with any error loses the store, because no other thread waits
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 import time
@@ -34,7 +35,6 @@ from ronde.core.rendezvous.effects import (
 )
 from ronde.core.rendezvous.state import STATE
 from ronde.errors import RondeError, TimeoutError, UsageError
-from ronde.light_logging import logger
 from ronde.net.stores.base import Store
 
 __all__ = ["MOVED", "StoreSession"]
@@ -43,7 +43,7 @@ MOVED = "moved"  # a key with the address where the nodes meet instead; a node t
 NOTHING = b"{}"  # a message without meaning, which wakes the thread that pops
 LONGEST_WAIT_NS = 5 * 10**9  # a store that loses its data may lose the change that wakes a thread
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 _sessions = itertools.count()  # of this process
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import logging
 import os
 import select
 import socket
@@ -40,7 +41,6 @@ from ronde._native import (
 )
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.light_logging import logger
 from ronde.net.addresses import parse_address
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role
@@ -64,7 +64,7 @@ LONGEST_SLEEP_MS = 3600 * 1000
 READ_BYTES = 1 << 16
 REPAIR_NS = 10**9  # the interval between attempts to rewrite a journal
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 _length_of = LENGTH.unpack_from
 _Request = tuple[int, int, int, int, bytes, bytes]  # a descriptor, then wire.Request
 _READABLE, _WRITABLE = select.EPOLLIN, select.EPOLLOUT

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import logging
 import math
 import os
 import socket
@@ -30,7 +31,6 @@ from ronde import errors
 from ronde._native import StoreLine
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.light_logging import logger
 from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authenticating_listener import HANDSHAKE_NS
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate
@@ -62,7 +62,7 @@ _TIMEVAL = struct.Struct("@ll")
 # Of the frequent operations: before Python 3.12 the access to a class's attribute is slow.
 _SET, _GET, _WAIT = StoreOperation.SET, StoreOperation.GET, StoreOperation.WAIT
 
-_log = logger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def _check_size(argument: bytes) -> bytes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from ronde.light_dataclasses import dataclass
 from ronde.ray import Placing, RaySettings
 
 from .. import missing_from  # noqa: TID252 - type checkers do not know a package horovod
