@@ -19,8 +19,8 @@ import numpy as np
 from case_tables import print_load
 
 import ronde
-from ronde.core.messages import Tune
 from ronde.engine import process
+from ronde.engine.messages import Tune
 from ronde.testing import ranks
 
 GRADIENTS = 1000

@@ -70,7 +70,7 @@ def follow(walk: str, names_files: bool) -> None:
         prepared()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     print(f"{walk}: {len(files)} files, {crossings} crossings", flush=True)
     if names_files:
         print(*(f"    {Path(file).relative_to(home)}" for file in files), sep="\n", flush=True)
@@ -86,7 +86,7 @@ def drive_two_tasks() -> Callable[[], object]:
     import ronde
     from ronde.launch.clusters.local import LocalCluster
 
-    return lambda: ronde.run(abs, args=(-1,), np=2, on=LocalCluster(2))
+    return lambda: ronde.run(abs, args=(-1,), np=2, cluster=LocalCluster(2))
 
 
 def fit_kmeans() -> Callable[[], object]:

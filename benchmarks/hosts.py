@@ -22,7 +22,7 @@ from collectives import enough_calls
 from groups import Group
 from tables import format_bytes, parse_bytes
 
-from ronde.core.collective_traffic import OPERATIONS, JobShape, least_traffic
+from ronde.bench.collective_traffic import OPERATIONS, JobShape, least_traffic
 from ronde.testing import hosts
 
 HOSTS = 2

@@ -19,12 +19,20 @@ from dataclasses import dataclass
 
 from tables import write_csv
 
-from ronde.core.registry import Accept, Begin, Refuse, Registry, Task, TaskRegistered, gpus_by_host
-from ronde.core.ring import HostOffer, OfferedAddress, ProbeEdge, RingPlan, likely_first, plan_ring
-from ronde.core.typed_json import TypedJson
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.driver.assignment import Assignment, hello
+from ronde.launch.driver.ring import HostOffer, OfferedAddress, ProbeEdge, RingPlan, likely_first, plan_ring
 from ronde.launch.driver.task_messages import REGISTRATION, Registration
+from ronde.launch.driver.task_registry import (
+    Accept,
+    Begin,
+    Refuse,
+    Registry,
+    Task,
+    TaskRegistered,
+    gpus_by_host,
+)
+from ronde.typed_json import TypedJson
 
 FRAME_BYTES = 20  # of net/message_channel: length and tag
 TASKS_PER_HOST = 4

@@ -25,9 +25,9 @@ from tables import write_csv
 from tests.sim.rendezvous_node import SimNode
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.core.rendezvous.effects import Event, Set
-from ronde.core.rendezvous.membership import Budget, RendezvousEvent, RoundBegan, RoundEnded
-from ronde.core.rendezvous.rules import Rules
+from ronde.rendezvous.effects import Event, Set
+from ronde.rendezvous.membership import Budget, RendezvousEvent, RoundBegan, RoundEnded
+from ronde.rendezvous.rules import Rules
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous import Simulation

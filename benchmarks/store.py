@@ -21,9 +21,9 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ronde.net.stores import listeners
-from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
+from ronde.stores import listeners
+from ronde.stores.tcp import StoreClient, StoreServer
 
 CASES = ("set", "set-seen", "get", "add", "compare_set", "wait")
 CONTESTANTS = ("ronde", "ronde-tcp", "torch")

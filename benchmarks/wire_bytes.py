@@ -1,5 +1,5 @@
 """Counts the bytes that each operation moves between hosts, beside the least that any algorithm can move
-and what the model of cost (`core/collective_traffic`) says.
+and what the model of cost (`bench/collective_traffic`) says.
 
     python benchmarks/wire_bytes.py                            # as root: the hosts are network namespaces
     python benchmarks/wire_bytes.py --hosts 3 --ranks-per-host 4 --mib 8
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import ronde
-from ronde.core.collective_traffic import JobShape, least_traffic, traffic_of, usual_algorithm
+from ronde.bench.collective_traffic import JobShape, least_traffic, traffic_of, usual_algorithm
 from ronde.testing import hosts
 
 CALLS = 4  # of each operation

@@ -1,4 +1,4 @@
-// The Python bindings of the stall inspection, for the thread in ronde/comm/stalls.py.
+// The Python bindings of the stall inspection, for the thread in ronde/stall/watch.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -2,7 +2,7 @@
 //
 // The other ranks' watch threads answer a question, without the interpreter, so a rank that is stuck in a call that
 // holds the interpreter's lock answers, too. Only a stopped process does not answer. The thread that reads the hub's
-// events decides what to ask and what to report (ronde/core/stall.py).
+// events decides what to ask and what to report (ronde/stall/inspector.py).
 //
 // Waits (waits.h) defines what a rank can wait for: calls in program order, or the engine's tensors. An answer also
 // contains the longest wait of the process on any of its communicators, which reveals two ranks that wait for each

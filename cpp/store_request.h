@@ -1,4 +1,4 @@
-// One request to the server of a store and its answer, over a connected stream socket; ronde/net/stores/wire.py defines
+// One request to the server of a store and its answer, over a connected stream socket; ronde/stores/wire.py defines
 // the frames. It is native code because a client of a store does little else, and many clients share their host's
 // cores. The server parses requests here, too.
 //

@@ -15,7 +15,7 @@ from tests.attacks.crowds import crowd
 
 from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse_address, resolve
-from ronde.net.stores.tcp import StoreClient, StoreServer
+from ronde.stores.tcp import StoreClient, StoreServer
 
 pytestmark = pytest.mark.alone
 
@@ -35,7 +35,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
 @pytest.mark.parametrize("words", [b"", b"RNDE"], ids=["silent", "talking"])
 def test_ten_thousand_connections_cost_nobody_anything(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member is not delayed, one that reconnects is not lost, and a newcomer gets in soon."""
-    monkeypatch.setattr("ronde.net.stores.tcp.shortcuts", lambda *_: ())  # all take the way of the strangers
+    monkeypatch.setattr("ronde.stores.tcp.shortcuts", lambda *_: ())  # all take the way of the strangers
     server = StoreServer("tcp:127.0.0.1:0", KEY)
     member = StoreClient(server.address, KEY, LONG, patience_ns=0)
     unlucky = StoreClient(server.address, KEY, LONG)
@@ -110,7 +110,7 @@ def test_a_listener_that_cannot_accept_is_left_alone(caplog: pytest.LogCaptureFi
 FEW_DESCRIPTORS = """
 import resource, sys
 from ronde.job_key import JobKey
-from ronde.net.stores.server import StoreServer
+from ronde.stores.server import StoreServer
 
 server = StoreServer("tcp:127.0.0.1:0", JobKey.from_hex(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
@@ -122,7 +122,7 @@ server.close()
 
 def test_strangers_do_not_take_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may have far fewer than there are strangers, and lets clients in all the same, and ends."""
-    monkeypatch.setattr("ronde.net.stores.tcp.shortcuts", lambda *_: ())
+    monkeypatch.setattr("ronde.stores.tcp.shortcuts", lambda *_: ())
     words = [sys.executable, "-c", FEW_DESCRIPTORS, "11" * 32]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

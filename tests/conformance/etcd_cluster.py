@@ -88,7 +88,7 @@ class EtcdCluster:
         process.send_signal(signal.SIGSTOP)
 
     def _wait(self) -> None:
-        from ronde.net.stores.etcd import EtcdStore
+        from ronde.stores.etcd import EtcdStore
 
         if "--cert-file" not in " ".join(self._extra):
             for endpoint in self.endpoints:

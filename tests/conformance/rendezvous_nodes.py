@@ -19,7 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self, TypeVar
 
-from ronde.core.rendezvous.membership import (
+from ronde.rendezvous.base import Rendezvous
+from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.membership import (
     Budget,
     Ejected,
     JobClosed,
@@ -31,9 +33,7 @@ from ronde.core.rendezvous.membership import (
     RoundBegan,
     RoundEnded,
 )
-from ronde.net.rendezvous.base import Rendezvous
-from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.registry import create
+from ronde.rendezvous.registry import create
 from ronde.settings import JobKey
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 from tests.conformance.etcd_cluster import EtcdCluster
 from tests.conformance.store_processes import Where
 
-from ronde.net.stores.base import Store
 from ronde.settings import JobKey
+from ronde.stores.base import Store
 
 KINDS = [
     "memory",
@@ -77,8 +77,8 @@ def here(where: Where) -> Iterator[tuple[Callable[[], Store], Where | None]]:
 
 @contextmanager
 def in_memory(name: str) -> Iterator[tuple[Callable[[], Store], Where | None]]:
-    from ronde.net.stores.memory import MemoryStore
-    from ronde.net.stores.prefix import PrefixStore
+    from ronde.stores.memory import MemoryStore
+    from ronde.stores.prefix import PrefixStore
 
     store = MemoryStore()
     yield (lambda: PrefixStore(store.fork(), "job/") if name.startswith("prefix") else store.fork()), None
@@ -86,7 +86,7 @@ def in_memory(name: str) -> Iterator[tuple[Callable[[], Store], Where | None]]:
 
 @contextmanager
 def served(name: str, address: str) -> Iterator[tuple[Callable[[], Store], Where | None]]:
-    from ronde.net.stores.tcp import StoreServer
+    from ronde.stores.tcp import StoreServer
 
     key = JobKey.generate()
     server = StoreServer(address, key)

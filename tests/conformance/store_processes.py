@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from ronde.net.stores.base import Store
 from ronde.settings import JobKey
+from ronde.stores.base import Store
 
 SECOND = 10**9
 LONG = 60 * SECOND
@@ -41,25 +41,25 @@ class Where:
         store = self._open(kind)
         if kind == self.kind:
             return store
-        from ronde.net.stores.prefix import PrefixStore
+        from ronde.stores.prefix import PrefixStore
 
         return PrefixStore(PrefixStore(store, "job/"), "round 1/")
 
     def _open(self, kind: str) -> Store:
         if kind == "file":
-            from ronde.net.stores.file import FileStore
+            from ronde.stores.file import FileStore
 
             return FileStore(self.address)
         if kind == "etcd":
-            from ronde.net.stores.etcd import EtcdStore
+            from ronde.stores.etcd import EtcdStore
 
             return EtcdStore(self.address, self.prefix, LONG, lease_ns=HELD_NS)
         if kind == "torch":
-            from ronde.net.stores.torch import TorchStore
+            from ronde.stores.torch import TorchStore
 
             host, _, port = self.address.rpartition(":")
             return TorchStore(host, int(port), "ronde", LONG)
-        from ronde.net.stores.tcp import StoreClient
+        from ronde.stores.tcp import StoreClient
 
         return StoreClient(self.address, JobKey(bytes.fromhex(self.key)), LONG)
 

@@ -18,8 +18,8 @@ from ronde.comm.gathering import Gathering
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse_address
 from ronde.net.connections import Channel
-from ronde.net.stores.memory import MemoryStore
 from ronde.settings import JobKey, Settings
+from ronde.stores.memory import MemoryStore
 
 KEY = JobKey.generate()
 ALTERED = "what it sent was altered, repeated or left out on the way"

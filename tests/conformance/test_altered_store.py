@@ -11,8 +11,8 @@ from tests.conformance.altering_relay import Alter, AlteringRelay
 
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse_address
-from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
+from ronde.stores.tcp import StoreClient, StoreServer
 
 LONG = 30 * 10**9
 KEY = JobKey.generate()

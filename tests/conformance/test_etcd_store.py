@@ -20,9 +20,9 @@ from tests.conformance.etcd_cluster import EtcdCluster
 from tests.ports import free_ports
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
-from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.store_access import EtcdStoreAccess
-from ronde.net.stores.etcd import EtcdStore
+from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.store_access import EtcdStoreAccess
+from ronde.stores.etcd import EtcdStore
 from ronde.testing.linearizability import Event, Recorder, check, history, random_calls
 
 SECOND = 10**9
@@ -217,7 +217,7 @@ def test_a_lease_that_has_run_out_is_noticed_by_the_next_hold(
 def test_a_forked_child_is_a_client_of_its_own(etcd: EtcdCluster) -> None:
     program = """if True:
         import os, sys
-        from ronde.net.stores.etcd import EtcdStore
+        from ronde.stores.etcd import EtcdStore
         store = EtcdStore(sys.argv[1], "fork", 60 * 10**9)
         store.hold("held", b"")
         store.set("a", b"parent")

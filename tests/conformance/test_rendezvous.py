@@ -13,7 +13,11 @@ from tests.conformance.etcd_cluster import EtcdCluster
 from tests.conformance.rendezvous_nodes import LONG_S, ONE_RESTART, ProcessNode, S, TestNode
 from tests.ports import free_port
 
-from ronde.core.rendezvous.membership import (
+from ronde.errors import UsageError
+from ronde.rendezvous.alone import Alone
+from ronde.rendezvous.base import Rendezvous
+from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Failure,
@@ -23,13 +27,9 @@ from ronde.core.rendezvous.membership import (
     RendezvousBroken,
     WorkerFailed,
 )
-from ronde.errors import UsageError
-from ronde.net.rendezvous.alone import Alone
-from ronde.net.rendezvous.base import Rendezvous
-from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.registry import create, register
-from ronde.net.stores.server import StoreServer
+from ronde.rendezvous.registry import create, register
 from ronde.settings import JobKey
+from ronde.stores.server import StoreServer
 
 BOOM = Failure(3, 1, "host-b", 123, 1, "ValueError: boom")
 
@@ -423,7 +423,7 @@ def test_the_store_dies_and_that_is_the_end_if_it_is_not_to_be_replaced(tmp_path
 
 
 def test_others_can_register_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ronde.net.rendezvous.registry._registered", {})
+    monkeypatch.setattr("ronde.rendezvous.registry._registered", {})
     made: list[RendezvousConfig] = []
 
     def make(config: RendezvousConfig, key: JobKey) -> Rendezvous:

@@ -10,11 +10,11 @@ import pytest
 from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.conformance.test_rendezvous import BOOM, Job
 
-from ronde.core.rendezvous.membership import AllSucceeded, JobClosed, Notice, WorkerFailed
 from ronde.job_key import JobKey
-from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.stores.file import FileStore
-from ronde.net.stores.server import StoreServer
+from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.membership import AllSucceeded, JobClosed, Notice, WorkerFailed
+from ronde.stores.file import FileStore
+from ronde.stores.server import StoreServer
 
 
 def succeed(*nodes: TestNode) -> None:

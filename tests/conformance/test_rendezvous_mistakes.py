@@ -8,12 +8,12 @@ import pytest
 from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.ports import free_port
 
-from ronde.core.rendezvous.membership import RendezvousBroken
 from ronde.errors import UsageError
-from ronde.net.rendezvous.config import RendezvousConfig
-from ronde.net.rendezvous.registry import create
-from ronde.net.stores.server import StoreServer
+from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.membership import RendezvousBroken
+from ronde.rendezvous.registry import create
 from ronde.settings import JobKey
+from ronde.stores.server import StoreServer
 
 
 def test_an_unknown_backend() -> None:

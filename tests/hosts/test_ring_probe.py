@@ -19,8 +19,8 @@ from ronde.errors import RondeError
 from ronde.launch.clusters import local
 from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
 from ronde.launch.driver.functions import RunOptions, run_function
-from ronde.net.stores.tcp import StoreServer
 from ronde.settings import JobKey
+from ronde.stores.tcp import StoreServer
 from ronde.testing import ssh
 from ronde.testing.hosts import SWITCH, Hosts
 
@@ -29,10 +29,10 @@ EVERYWHERE = "172.17.0.1"  # of a bridge that both hosts have, as those of conta
 
 AGENT = """
 import os, sys
-from ronde.core.ring import RingPlan
+from ronde.launch.driver.ring import RingPlan
 from ronde.errors import UsageError
 from ronde.launch.driver.ring_probe import probe_ring
-from ronde.net.stores.tcp import StoreClient
+from ronde.stores.tcp import StoreClient
 from ronde.settings import JobKey
 
 address, timeout_s, host, probes, *interfaces = sys.argv[1:]

@@ -15,7 +15,7 @@ LONG_S = 60
 SERVE = "import ronde.cli; ronde.cli.main(['store', '--port', '{port}', '--host', '{host}'])"
 CONNECT = """
 import os
-from ronde.net.stores.tcp import StoreClient
+from ronde.stores.tcp import StoreClient
 from ronde.settings import JobKey
 LONG = {long_s} * 10**9
 store = StoreClient("{address}", JobKey.from_hex(os.environ["RONDE_JOB_KEY"]), LONG, patience_ns=LONG)

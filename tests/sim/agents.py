@@ -4,9 +4,9 @@
     python -m tests.sim.agents --seed 7 --nodes 64
 
 The world is that of `rendezvous`, with all that happens there; only that joining, stopping and telling is decided by
-`ronde.core.agent`. Checked is, beside what is checked there: a node never runs two sets of workers at once; it starts
-them in a round only; no node has workers of an earlier round when a later one begins, unless it is frozen;
-every agent that lives ends, with the exit code that fits what has become of the job.
+`ronde.launch.agent.decisions`. Checked is, beside what is checked there: a node never runs two sets of workers at
+once; it starts them in a round only; no node has workers of an earlier round when a later one begins, unless it is
+frozen; every agent that lives ends, with the exit code that fits what has become of the job.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.sim.common_order import require
 from tests.sim.rendezvous import BAD_TIMES_NS, Simulation, main
 from tests.sim.rendezvous_node import MS, S, SimNode
 
-from ronde.core.agent import Agent
-from ronde.core.agent_events import (
+from ronde.launch.agent.decisions import Agent
+from ronde.launch.agent.events import (
     Effect,
     EndJob,
     Event,
@@ -34,8 +34,8 @@ from ronde.core.agent_events import (
     StopWorkers,
     WorkersGone,
 )
-from ronde.core.rendezvous.leader import STRAGGLER_NS
-from ronde.core.rendezvous.membership import (
+from ronde.rendezvous.leader import STRAGGLER_NS
+from ronde.rendezvous.membership import (
     AllSucceeded,
     Ejected,
     Failure,

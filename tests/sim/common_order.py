@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.sim.workload import Operation, Workload
 
-from ronde.core.messages import Run, Tune
+from ronde.engine.messages import Run, Tune
 
 
 class Broken(AssertionError):

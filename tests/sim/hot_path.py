@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from tests.sim.leaders import Leader, Placement
 
-from ronde.core.merging import Batch, BatchReader, batch_of, batch_of_outboxes, encode_batch, merge_batches
-from ronde.core.messages import Message, Run, StreamItem, encode_requests
-from ronde.core.negotiation import Coordinator
-from ronde.core.rank_set import RankSet
-from ronde.core.tree import parent, ranks_under
+from ronde.engine.merging import Batch, BatchReader, batch_of, batch_of_outboxes, encode_batch, merge_batches
+from ronde.engine.messages import Message, Run, StreamItem, encode_requests
+from ronde.engine.negotiation import Coordinator
+from ronde.engine.tree import parent, ranks_under
+from ronde.rank_set import RankSet
 
 MOST_NEEDLESS_ROUNDS = 3
 

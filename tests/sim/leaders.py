@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.common_order import require
 
-from ronde.core.tree import children, parent
+from ronde.engine.tree import children, parent
 
 
 @dataclass(frozen=True)

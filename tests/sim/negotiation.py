@@ -29,8 +29,8 @@ from tests.sim.leaders import draw_placement
 from tests.sim.rank import Rank
 from tests.sim.workload import draw_ranks, draw_workload
 
-from ronde.core.messages import Message, Tune
-from ronde.core.negotiation import Coordinator
+from ronde.engine.messages import Message, Tune
+from ronde.engine.negotiation import Coordinator
 
 
 class Actors:

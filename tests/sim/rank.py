@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.sim.common_order import Outcome, require
 from tests.sim.hot_path import NegotiationRound
 
-from ronde.core.messages import (
+from ronde.engine.messages import (
     AllJoined,
     FailTensor,
     Joined,
@@ -23,7 +23,7 @@ from ronde.core.messages import (
     encode_requests,
     encode_stream,
 )
-from ronde.core.negotiation import Closed, Contribute, Effect, Evicted, Execute, Failed, Insert, Requester
+from ronde.engine.negotiation import Closed, Contribute, Effect, Evicted, Execute, Failed, Insert, Requester
 
 if TYPE_CHECKING:
     from tests.sim.negotiation import Simulation

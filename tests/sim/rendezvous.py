@@ -28,11 +28,11 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S, SimNode
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.core.rendezvous.codec import decode_state
-from ronde.core.rendezvous.effects import Set
-from ronde.core.rendezvous.membership import Budget
-from ronde.core.rendezvous.rules import Rules
-from ronde.core.rendezvous.state import STATE
+from ronde.rendezvous.codec import decode_state
+from ronde.rendezvous.effects import Set
+from ronde.rendezvous.membership import Budget
+from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.state import STATE
 
 BAD_TIMES_NS = 90 * S
 JOIN_TIMEOUT_NS = 120 * S

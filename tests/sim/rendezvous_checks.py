@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests.sim.common_order import require
 
-from ronde.core.rendezvous.codec import decode_state
-from ronde.core.rendezvous.membership import (
+from ronde.rendezvous.codec import decode_state
+from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
     Ejected,
@@ -17,8 +17,8 @@ from ronde.core.rendezvous.membership import (
     RendezvousBroken,
     Round,
 )
-from ronde.core.rendezvous.rules import Rules
-from ronde.core.rendezvous.state import STATE, Cause, JobPhase, JobState, RosterKey, heartbeat_key
+from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.state import STATE, Cause, JobPhase, JobState, RosterKey, heartbeat_key
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous_node import SimNode

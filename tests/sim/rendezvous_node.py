@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tests.sim.rendezvous_checks import INTERRUPTED
 from tests.sim.rendezvous_store import Taker, Values, Waiter
 
-from ronde.core.rendezvous.codec import decode_state
-from ronde.core.rendezvous.effects import (
+from ronde.rendezvous.codec import decode_state
+from ronde.rendezvous.effects import (
     Changes,
     Compare,
     Compared,
@@ -28,7 +28,7 @@ from ronde.core.rendezvous.effects import (
     Tick,
     Watch,
 )
-from ronde.core.rendezvous.membership import (
+from ronde.rendezvous.membership import (
     AllSucceeded,
     Ejected,
     Failure,
@@ -41,7 +41,7 @@ from ronde.core.rendezvous.membership import (
     RoundBegan,
     RoundEnded,
 )
-from ronde.core.rendezvous.participant import Participant
+from ronde.rendezvous.participant import Participant
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous import Simulation

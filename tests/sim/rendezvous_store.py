@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 
-from ronde.core.rendezvous.effects import Compare, Delete, Effect, FindChanges, Forget, Hold, Push, Set
+from ronde.rendezvous.effects import Compare, Delete, Effect, FindChanges, Forget, Hold, Push, Set
 
 Values = dict[str, bytes | None]
 POP_AT_ONCE = 64

@@ -10,17 +10,17 @@ from tests.sim.agents import AgentSimulation
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
-from ronde.core.agent import TRANSITIONS, Agent, Healthy, Joining, Stopping, Unhealthy
-from ronde.core.agent_events import (
+from ronde.launch.agent.decisions import TRANSITIONS, Agent, Healthy, Joining, Stopping, Unhealthy
+from ronde.launch.agent.events import (
     Failing,
     JoinRound,
     ReportSuccess,
     WorkersGone,
 )
-from ronde.core.rendezvous.leader import Leader
-from ronde.core.rendezvous.lease import LeftoverWorkers
-from ronde.core.rendezvous.member import Member, _MemberPhase
-from ronde.core.rendezvous.membership import Ejected, RoundEnded
+from ronde.rendezvous.leader import Leader
+from ronde.rendezvous.lease import LeftoverWorkers
+from ronde.rendezvous.member import Member, _MemberPhase
+from ronde.rendezvous.membership import Ejected, RoundEnded
 
 BATCH = 60
 

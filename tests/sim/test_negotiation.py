@@ -13,10 +13,10 @@ from tests.sim.leaders import Leader
 from tests.sim.negotiation import main, simulate
 from tests.sim.workload import draw_ranks
 
-from ronde.core import merging
-from ronde.core.merging import Contribution
-from ronde.core.messages import AllJoined, Evict, Joined, Message, Request, StreamItem
-from ronde.core.negotiation import Coordinator, Requester
+from ronde.engine import merging
+from ronde.engine.merging import Contribution
+from ronde.engine.messages import AllJoined, Evict, Joined, Message, Request, StreamItem
+from ronde.engine.negotiation import Coordinator, Requester
 from ronde.types import DType, Kind
 
 BATCH = 100
@@ -125,7 +125,7 @@ def use_the_arrival_order_as_that_of_ranks(patch: pytest.MonkeyPatch) -> None:
         by_rank = requests_of(told)
         return dict(zip(by_rank, reversed(by_rank.values())))
 
-    patch.setattr("ronde.core.negotiation.requests_of", broken)
+    patch.setattr("ronde.engine.negotiation.requests_of", broken)
 
 
 def go_on_before_what_is_in_flight_has_run(patch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,16 @@ from tests.sim.common_order import Broken
 from tests.sim.rendezvous import draw_nodes, main, simulate
 from tests.sim.rendezvous_store import SimStore, Values
 
-from ronde.core.rendezvous import leader, state
-from ronde.core.rendezvous.effects import Compare, Effect
-from ronde.core.rendezvous.leader import Leader
-from ronde.core.rendezvous.leader_inbox import LeaderInbox
-from ronde.core.rendezvous.liveness import Liveness
-from ronde.core.rendezvous.member import Member
-from ronde.core.rendezvous.membership import Node
-from ronde.core.rendezvous.participant import Participant
-from ronde.core.rendezvous.state import JobPhase, JobState, JoinRequest, Message, RosterKey
-from ronde.core.rendezvous.state_replica import StateReplica
+from ronde.rendezvous import leader, state
+from ronde.rendezvous.effects import Compare, Effect
+from ronde.rendezvous.leader import Leader
+from ronde.rendezvous.leader_inbox import LeaderInbox
+from ronde.rendezvous.liveness import Liveness
+from ronde.rendezvous.member import Member
+from ronde.rendezvous.membership import Node
+from ronde.rendezvous.participant import Participant
+from ronde.rendezvous.state import JobPhase, JobState, JoinRequest, Message, RosterKey
+from ronde.rendezvous.state_replica import StateReplica
 
 BATCH = 75
 WHAT_HAPPENS = {

@@ -8,8 +8,8 @@ import pytest
 from tests.sim.rendezvous import draw_nodes, main, simulate
 from tests.sim.rendezvous_partition import Partition
 
-from ronde.core.rendezvous import quorum
-from ronde.core.rendezvous.quorum import count_missing
+from ronde.rendezvous import quorum
+from ronde.rendezvous.quorum import count_missing
 
 WHAT_HAPPENS = {"partitions", "moves", "called", "gave up", "nodes: succeeded"}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ronde.core.world_epochs import (
+from ronde.comm.world_epochs import (
     Add,
     CompareSet,
     Ending,

@@ -42,12 +42,12 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.core import agent_events
-from ronde.core.rendezvous import effects, state
-from ronde.core.rendezvous.codec import decode, decode_roster, decode_state
-from ronde.core.rendezvous.membership import Budget, Failure, NodesLost, WorkerFailed
-from ronde.core.rendezvous.rules import Rules
-from ronde.core.rendezvous.state import STATE, JobPhase, JobState
+from ronde.launch.agent import events as agent_events
+from ronde.rendezvous import effects, state
+from ronde.rendezvous.codec import decode, decode_roster, decode_state
+from ronde.rendezvous.membership import Budget, Failure, NodesLost, WorkerFailed
+from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.state import STATE, JobPhase, JobState
 
 FOLDER = Path(__file__).parent / "traces"
 QUIET_NS = 60 * S

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from ronde.core.messages import Request, TensorType
+from ronde.engine.messages import Request, TensorType
 from ronde.types import DType, Kind, Max, Min, Sum
 
 KINDS = (

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src/ronde"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 ROOMS = (
-    "core|net|process|comm|comqueue|backends|engine|torch|parquet|spark|ml|compat|launch|cli|bench|testing"
+    "net|stores|rendezvous|process|stall|comm|comqueue|backends|engine|torch|parquet|spark|ml|compat|launch|cli|bench"
+    "|testing"
 )
 STARTS = (
     "",

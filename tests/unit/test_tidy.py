@@ -21,7 +21,7 @@ from ronde import errors
 from ronde.cli import bench, doctor, run, store, trace
 
 ROOT = Path(__file__).parents[2]
-FILE_LINES = 600  # a file has one idea: one that is longer has several
+FILE_LINES = 800  # a file is one whole idea; one that is longer has several
 FUNCTION_LINES = 70
 VAGUE_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
 
@@ -179,14 +179,15 @@ def test_one_module_reads_the_environment() -> None:
         )
 
 
-def test_only_communicator_engine_store_channel_centers_and_lasso_use_the_native_module() -> None:
-    store = tuple(f"src/ronde/net/stores/{name}.py" for name in ("request_handler", "server", "tcp"))
+def test_only_a_few_rooms_use_the_native_module() -> None:
+    store = tuple(f"src/ronde/stores/{name}.py" for name in ("request_handler", "server", "tcp"))
     channel = "src/ronde/net/message_channel.py"
     centers = "src/ronde/ml/clustering/center_assignment.py"
     lasso = "src/ronde/ml/linear/penalized_squares.py"
     allowed = (
         "src/ronde/comm/",
         "src/ronde/engine/",
+        "src/ronde/stall/",
         *store,
         channel,
         centers,

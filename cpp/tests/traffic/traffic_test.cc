@@ -1,12 +1,12 @@
 // Counts what collectives move: runs the algorithms of the data plane with a thread per rank, on up to 8 hosts with 64
 // ranks each, and counts bytes and messages between the hosts and cache lines inside them (cores.h).
 //
-//   traffic_test TABLE          compares the counts with the table (tests/unit/core/counted_traffic.txt)
+//   traffic_test TABLE          compares the counts with the table (tests/unit/bench/counted_traffic.txt)
 //   traffic_test TABLE --write  writes the table
 //
 // A line of the table has, after the case: the bytes that all hosts send to others; the bytes that the busiest host
 // sends or receives; the messages of the busiest rank to and from other hosts; the lines that move inside the busiest
-// host, for data and for announcements and counters. tests/unit/core/test_counted_traffic.py compares it with the model
+// host, for data and for announcements and counters. tests/unit/bench/test_counted_traffic.py compares it with the model
 // of cost.
 #include <sys/mman.h>
 #include <unistd.h>

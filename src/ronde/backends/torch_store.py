@@ -8,7 +8,7 @@ from torch.distributed import Store
 
 from ronde.backends.base import BackendContext
 from ronde.errors import TimeoutError
-from ronde.net.stores.memory import MemoryStore
+from ronde.stores.memory import MemoryStore
 
 __all__ = ["JobStore"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import ronde
+from ronde.bench.collective_traffic import OPERATIONS, JobShape
 from ronde.bench.machine_rates import copy_rate, measure_rates
-from ronde.bench.timing import Stopwatch, operation_call
-from ronde.core.bench_report import (
+from ronde.bench.report import (
     BenchResults,
     CallTime,
     SettingTrial,
@@ -24,7 +24,7 @@ from ronde.core.bench_report import (
     size_text,
     trials_for,
 )
-from ronde.core.collective_traffic import OPERATIONS, JobShape
+from ronde.bench.timing import Stopwatch, operation_call
 from ronde.process.memory import available_memory
 
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 64 << 20)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ronde.bench.cost_model import Rates
 from ronde.bench.timing import Stopwatch
-from ronde.core.cost_model import Rates
-from ronde.core.traffic_counts import COPY
+from ronde.bench.traffic_counts import COPY
 
 __all__ = ["copy_rate", "measure_rates"]
 

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 
 from ronde.cli import show
+from ronde.cli.machine_check import MachineFinding, check_machine
+from ronde.cli.machine_facts import read_facts
 from ronde.cli.options import Option, describe_options, parse_options
-from ronde.core.machine_check import MachineFinding, check_machine
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.process.machine_facts import read_facts
 from ronde.settings import resolve
 
 __all__ = ["HELP", "run"]

@@ -120,7 +120,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     make_room(4 * config.worker.slots + 8, f"-n {config.worker.slots}")
     result = run_agent(config, variables, reads=True)
     if here.pod and asked.has("--nnodes"):
-        from ronde.core.indexed_job import pod_exit_code
+        from ronde.launch.kubernetes.indexed_job import pod_exit_code
 
         return pod_exit_code(result.exit_code, bool(result.failures) or result.is_closed)
     return SURPLUS if result.is_surplus else result.exit_code

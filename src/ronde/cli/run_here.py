@@ -11,13 +11,13 @@ from ronde.cli.run_arguments import RunArguments
 from ronde.errors import UsageError
 
 if TYPE_CHECKING:
-    from ronde.core.indexed_job import IndexedPod
-    from ronde.core.slurm import Step
     from ronde.launch.config import LaunchConfig
+    from ronde.launch.kubernetes.indexed_job import IndexedPod
+    from ronde.process.slurm import Step
 
 __all__ = ["BACKENDS", "Here", "check_tuning", "look_at_machine", "usable_gpus"]
 
-# The built-in ones of net/rendezvous/registry.
+# The built-in ones of rendezvous/registry.
 BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")
 
 # The first of these variables that is set lists the visible GPUs; the list ends at the first invalid entry, like -1.
@@ -58,19 +58,19 @@ def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
         )
     step = None
     if "SLURM_STEP_ID" in variables:
-        from ronde.core.slurm import find_step
+        from ronde.process.slurm import find_step
 
         step = find_step(variables)
     pod = None
     if "JOB_COMPLETION_INDEX" in variables:
-        from ronde.core.indexed_job import find_pod
+        from ronde.launch.kubernetes.indexed_job import find_pod
         from ronde.net.host import full_host_name, host_name
 
         pod = find_pod(variables, host_name(), full_host_name())
     hostfile = _hostfile(asked.value("--hostfile"))
     here = Here(variables, usable_cores(), gpus, hostfile, step=step, uid=os.geteuid(), pod=pod)
     if asked.value("--rdzv-backend", "tcp") not in here.backends:
-        from ronde.net.rendezvous.registry import names, torchruns_names  # slow to load
+        from ronde.rendezvous.registry import names, torchruns_names  # slow to load
 
         here = here._replace(backends=names(), torchruns_handlers=torchruns_names())
     return here

@@ -18,12 +18,12 @@ from ronde.cli.run_arguments import OPTIONS, RunArguments
 from ronde.cli.run_config import configure
 from ronde.cli.run_here import Here
 from ronde.cli.run_options import INFORMATION, KUBERNETES
-from ronde.core.indexed_job import IndexedPod
-from ronde.core.kubernetes_manifest import JOB, JOB_SET, Manifest, PodJob, build_manifest
-from ronde.core.manifest_patch import patch_manifest
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
+from ronde.launch.kubernetes.indexed_job import IndexedPod
+from ronde.launch.kubernetes.manifest import JOB, JOB_SET, Manifest, PodJob, build_manifest
+from ronde.launch.kubernetes.manifest_patch import patch_manifest
 
 __all__ = ["describe_pods", "run_on_kubernetes"]
 
@@ -51,7 +51,7 @@ def run_on_kubernetes(asked: RunArguments, variables: Mapping[str, str]) -> int:
     if asked.has("--manifest"):
         _write(manifest, asked.value("--manifest"))
         return 0
-    from ronde.launch.clusters.kubernetes import submit_and_follow
+    from ronde.launch.kubernetes.kubectl import submit_and_follow
 
     return submit_and_follow(manifest, job, detach=asked.has("--detach"))
 

@@ -11,12 +11,12 @@ from ronde.cli.options import nearest
 from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import BACKENDS, Here
 from ronde.errors import UsageError
-from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.config import RendezvousConfig
 from ronde.values import FLAG, POSITIVE_SECONDS, SECONDS, TEXT, ValueKind, count_from, seconds_from
 
 if TYPE_CHECKING:
-    from ronde.core.indexed_job import IndexedPod
-    from ronde.core.slurm import Step
+    from ronde.launch.kubernetes.indexed_job import IndexedPod
+    from ronde.process.slurm import Step
 
 __all__ = ["ALONE", "STATIC", "pod_of", "rendezvous_of", "start_timeout", "step_of", "with_hosts"]
 

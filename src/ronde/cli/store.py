@@ -17,7 +17,7 @@ from ronde.job_key import JobKey
 from ronde.values import FILE, PORT_OR_ANY, ValueKind
 
 if TYPE_CHECKING:
-    from ronde.net.stores.server import StoreServer
+    from ronde.stores.server import StoreServer
 
 __all__ = ["HELP", "run"]
 
@@ -93,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
     # Imports from here on, because help and mistakes do not need them.
     from ronde.net.addresses import Address, everywhere
     from ronde.net.host import host_name
-    from ronde.net.stores.server import StoreServer
+    from ronde.stores.server import StoreServer
 
     key = _find_key(str(values.get("--job-key-file", "")))
     host = str(values.get("--host") or everywhere())

@@ -24,8 +24,7 @@ from typing import Annotated, NamedTuple
 from ronde.comm.byte_exchange import Exchange
 from ronde.comm.equal_values import as_texts, check_equal
 from ronde.comm.gathering import RECORD_LIMIT_BYTES
-from ronde.core.placement import Topology, compute_topology
-from ronde.core.typed_json import TypedJson
+from ronde.comm.placement import Topology, compute_topology
 from ronde.errors import ProtocolError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse_address
@@ -36,6 +35,7 @@ from ronde.net.host import host_identity, host_name
 from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.process.process_groups import usable_core_numbers
 from ronde.settings import Settings
+from ronde.typed_json import TypedJson
 
 __all__ = ["Wiring", "wire", "wire_again"]
 

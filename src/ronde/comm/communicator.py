@@ -27,19 +27,19 @@ from ronde import _native
 from ronde.comm import arrays
 from ronde.comm.arrays import ArrayT, Number, Operand, late_target, operand, target
 from ronde.comm.communicator_help import complete_help_of_communicator
+from ronde.comm.group_lists import ListNote, contradiction_of, note_of
 from ronde.comm.shared_memory import share_segment
-from ronde.comm.stalls import StallWatch
-from ronde.core.group_lists import ListNote, contradiction_of, note_of
-from ronde.core.splits import check_has_rows, even_split, row_counts
-from ronde.core.stall_report import CALLS
+from ronde.comm.splits import check_has_rows, even_split, row_counts
 from ronde.errors import MismatchError, RondeError, UsageError
 from ronde.foreign_names import advice
+from ronde.stall.reports import CALLS
+from ronde.stall.watch import StallWatch
 from ronde.types import DType, Kind, ReduceOp, Sum
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from ronde.core.placement import Topology
+    from ronde.comm.placement import Topology
     from ronde.settings import Settings
 
 __all__ = ["Communicator"]

@@ -12,12 +12,12 @@ from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.bootstrap import Wiring, wire, wire_again
 from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator import Communicator
+from ronde.comm.placement import Topology
 from ronde.comm.shared_memory import await_all, share_bells, share_segment
-from ronde.core.placement import Topology
-from ronde.core.stall_report import ranks_text
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.settings import Settings
+from ronde.stall.reports import ranks_text
 
 __all__ = ["CommunicatorFactory"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ronde.comm.byte_exchange import Exchange
-from ronde.core.typed_json import TypedJson
 from ronde.errors import MismatchError
+from ronde.typed_json import TypedJson
 
 __all__ = ["as_texts", "check_equal", "require_equal"]
 

@@ -1,4 +1,4 @@
-"""Brings the ranks of a world together in a store, before they are connected: the shell of `core/world_epochs`.
+"""Brings the ranks of a world together in a store, before they are connected: the shell of `comm/world_epochs`.
 
 A `Gathering` is one attempt of one rank. The ranks exchange small texts through it, and learn from it while they
 connect that another rank has failed. The lowest rank that has come logs after a while for which ranks all of them wait.
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ronde.comm.byte_exchange import framed, unframed
-from ronde.core.world_epochs import (
+from ronde.comm.world_epochs import (
     Add,
     CompareSet,
     Ending,
@@ -49,7 +49,7 @@ from ronde.errors import (
 )
 from ronde.net.connections import named_ranks
 from ronde.net.host import host_name
-from ronde.net.stores.base import Store, missing_of
+from ronde.stores.base import Store, missing_of
 
 __all__ = ["RECORD_LIMIT_BYTES", "EpochOverError", "Gathering", "contest_rank"]
 

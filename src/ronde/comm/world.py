@@ -21,13 +21,12 @@ from ronde.comm import logs
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.comm.gathering import EpochOverError, Gathering, contest_rank
-from ronde.core.identity import Identity, MeetingPoint, identify
-from ronde.core.init_method import interpret_init_arguments
-from ronde.core.world_epochs import Epoch
+from ronde.comm.identity import Identity, MeetingPoint, identify
+from ronde.comm.init_method import interpret_init_arguments
+from ronde.comm.meeting import Meeting, meet, surroundings
+from ronde.comm.world_epochs import Epoch
 from ronde.errors import NotInitializedError, PeerLostError, RondeError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.host import surroundings
-from ronde.net.meeting import Meeting, meet
 from ronde.process import uncaught
 from ronde.settings import Settings
 
@@ -74,7 +73,7 @@ def init(
     the launcher's environment; without a launcher, the world has one rank.
     `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks then meet, `tcp:host:port` or
     `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in torch.distributed's form, `env://`,
-    `tcp://host:port` or `file:///path` (see core/init_method). `overrides`: settings by name (docs/settings.md), which
+    `tcp://host:port` or `file:///path` (see comm/init_method). `overrides`: settings by name (docs/settings.md), which
     override `RONDE_*` variables. Raises UsageError for invalid arguments, TimeoutError that names the missing ranks,
     PeerLostError if another rank raises in this call, AuthenticationError.
     """

@@ -1,4 +1,4 @@
-"""Sums over the row blocks of all tasks, in the fixed order of `core/sum_tree`.
+"""Sums over the row blocks of all tasks, in the fixed order of `comqueue/sum_tree`.
 
 A summand is a tree of arrays. Each task adds up the summands of its blocks to a few partial sums, the nodes of the sum
 tree that lie in its blocks. All tasks know which nodes each of them has.
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.comm.splits import even_split
 from ronde.comqueue.agreement import require_same_structure
 from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
 from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.packing import layout_of
+from ronde.comqueue.row_blocks import RowDivision
+from ronde.comqueue.sum_tree import GROUP, SumTree, nodes_of
 from ronde.comqueue.task_group import TaskGroup
-from ronde.core.row_blocks import RowDivision
-from ronde.core.splits import even_split
-from ronde.core.sum_tree import GROUP, SumTree, nodes_of
 from ronde.errors import UsageError
 from ronde.types import Sum
 

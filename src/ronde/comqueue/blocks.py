@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ronde.comqueue.context import ComContext
+from ronde.comqueue.row_blocks import RowDivision
 from ronde.comqueue.rows import SAME_ROWS, SourceRows, rows_between
-from ronde.core.row_blocks import RowDivision
 from ronde.errors import UsageError
 
 __all__ = ["RowBlocks", "TaskRows"]

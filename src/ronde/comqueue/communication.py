@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.comm.splits import even_split
 from ronde.comqueue.agreement import require_same_structure
 from ronde.comqueue.array_tree import Structure, describe_tree, flatten, leaves_of, map_leaves
 from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.context import ComContext
 from ronde.comqueue.reductions import Combine, reduce_flat, reduce_leaves
 from ronde.comqueue.task_group import TaskGroup, combine_in_order
-from ronde.core.splits import even_split
 from ronde.errors import UsageError
 from ronde.types import Max, Min, ReduceOp, Sum
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ronde.core.row_blocks import RowDivision
+from ronde.comqueue.row_blocks import RowDivision
 from ronde.errors import UsageError
 
 __all__ = ["ComContext"]

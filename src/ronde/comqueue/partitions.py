@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ronde.comqueue.named_arrays import NamedArrays
+from ronde.comqueue.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.comqueue.rows import (
     SAME_ROWS,
     RowSource,
@@ -20,7 +21,6 @@ from ronde.comqueue.rows import (
     take_rows,
 )
 from ronde.comqueue.task_group import TaskGroup
-from ronde.core.row_blocks import RowDivision, divide_partitions, divide_rows
 from ronde.errors import UsageError
 
 __all__ = ["CommonData", "Partitions", "TaskData", "check_same_rows", "divide_data", "load_data"]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ronde.comm.splits import even_split
 from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.packing import layout_of
 from ronde.comqueue.task_group import TaskGroup
-from ronde.core.splits import even_split
 from ronde.errors import UsageError
 from ronde.types import ReduceOp
 

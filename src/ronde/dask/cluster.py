@@ -19,11 +19,11 @@ from typing import Any
 
 from distributed import Client, Future
 
-from ronde.core.partition_places import deal_partitions
 from ronde.dask.frame_rows import compute_partitions, run_with_rows
 from ronde.errors import UsageError
 from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.launch.clusters.partition_places import deal_partitions
 from ronde.launch.driver.task import run_task
 
 __all__ = ["DaskCluster"]

@@ -22,9 +22,9 @@ from ronde.backends.choice import NATIVE, OPERATIONS, backend_class, wishes
 from ronde.comm.byte_exchange import allgather_bytes, broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.world import meeting
-from ronde.core.typed_json import TypedJson
 from ronde.errors import UsageError
 from ronde.settings import Settings
+from ronde.typed_json import TypedJson
 from ronde.types import Allreduce, Average, DType, Kind, ReduceOp, Reducescatter
 
 __all__ = ["Carriers"]

@@ -22,14 +22,11 @@ from ronde.comm.arrays import Operand, ResultT, operand
 from ronde.comm.byte_exchange import allgather_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.equal_values import require_equal
-from ronde.comm.stalls import StallWatch, hide_thread
-from ronde.core.messages import TensorType
-from ronde.core.splits import row_counts
-from ronde.core.stall_report import TENSORS, Subject
-from ronde.core.tuning import LARGEST_FUSION_BYTES
+from ronde.comm.splits import row_counts
 from ronde.engine.arrivals import Arrivals, survey_arrivals
 from ronde.engine.carriers import DEVICE_MEMORY, Carriers
 from ronde.engine.finite import FiniteCheck, Submit
+from ronde.engine.messages import TensorType
 from ronde.engine.negotiator import Negotiator
 from ronde.engine.submission import (
     RequestTerms,
@@ -43,7 +40,10 @@ from ronde.engine.submission import (
 )
 from ronde.engine.timeline import Timeline
 from ronde.engine.tuner import begin_tuning
+from ronde.engine.tuning import LARGEST_FUSION_BYTES
 from ronde.settings import Settings
+from ronde.stall.reports import TENSORS, Subject
+from ronde.stall.watch import StallWatch, hide_thread
 from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
 __all__ = ["Engine"]

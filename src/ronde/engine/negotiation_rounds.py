@@ -1,8 +1,9 @@
 """Carries the messages of a negotiation round: merged along the tree of hosts to rank 0, and from there to all ranks.
 
-On one host, rank 0 gathers the messages of all ranks. On several hosts, the ranks of a host send theirs to its leader,
-which merges them with those of its children and sends the result to its parent (`core.tree`, `core.merging`). Rank 0
-broadcasts its decisions. Everything runs on the engine's own communicator, and is sealed between hosts.
+On one host, rank 0 gathers the messages of all ranks. On several hosts, the ranks of a host send theirs to its
+leader, which merges them with those of its children and sends the result to its parent (`engine.tree`,
+`engine.merging`). Rank 0 broadcasts its decisions. Everything runs on the engine's own communicator, and is sealed
+between hosts.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from contextlib import contextmanager
 
 from ronde.comm.byte_exchange import gather_bytes, receive_bytes, send_bytes
 from ronde.comm.communicator import Communicator
-from ronde.core.merging import Batch, BatchReader, batch_of_outboxes, encode_batch, merge_batches
-from ronde.core.messages import Message, encode_requests
-from ronde.core.tree import children, parent, ranks_under
+from ronde.engine.merging import Batch, BatchReader, batch_of_outboxes, encode_batch, merge_batches
+from ronde.engine.messages import Message, encode_requests
+from ronde.engine.tree import children, parent, ranks_under
 from ronde.errors import ProtocolError
 
 __all__ = ["Collector", "sent_by"]

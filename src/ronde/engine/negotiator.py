@@ -1,4 +1,5 @@
-"""Agrees with the other ranks which tensors run: drives the machines of `core.negotiation`, and feeds the native cycle.
+"""Agrees with the other ranks which tensors run: drives the machines of `engine.negotiation`, and feeds the native
+cycle.
 
 A submitted tensor takes one of two ways:
   - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs until a thread waits.
@@ -23,8 +24,8 @@ from ronde import _native
 from ronde._native import Handle
 from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
-from ronde.comm.stacks import call_site
-from ronde.core.messages import (
+from ronde.engine.fresh_errors import fresh
+from ronde.engine.messages import (
     AllJoined,
     Evict,
     FailTensor,
@@ -36,7 +37,7 @@ from ronde.core.messages import (
     decode_stream,
     encode_stream,
 )
-from ronde.core.negotiation import (
+from ronde.engine.negotiation import (
     Closed,
     Contribute,
     Coordinator,
@@ -47,11 +48,11 @@ from ronde.core.negotiation import (
     Insert,
     Requester,
 )
-from ronde.engine.fresh_errors import fresh
 from ronde.engine.negotiation_rounds import Collector, sent_by
 from ronde.engine.submission import Submission, address, result_rows, signature_of, submission_of
 from ronde.engine.tuner import Tuner, take_over
 from ronde.errors import MismatchError, PeerLostError, UsageError
+from ronde.stall.stacks import call_site
 from ronde.types import Allgather, Alltoall, Barrier, Broadcast, Kind
 
 __all__ = ["Negotiator"]

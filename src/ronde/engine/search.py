@@ -1,4 +1,4 @@
-"""The search of `core.tuning`, with the library bayesian-optimization (the extra `tuning`)."""
+"""The search of `engine.tuning`, with the library bayesian-optimization (the extra `tuning`)."""
 
 from __future__ import annotations
 

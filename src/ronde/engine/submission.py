@@ -12,8 +12,8 @@ import numpy as np
 from ronde import _native
 from ronde._native import Handle
 from ronde.comm.arrays import Operand, Target, late_target, maker_like, operand, overlap, target
-from ronde.core.messages import Request, TensorType
-from ronde.core.splits import check_has_rows, even_share
+from ronde.comm.splits import check_has_rows, even_share
+from ronde.engine.messages import Request, TensorType
 from ronde.errors import UnsupportedError, UsageError
 from ronde.types import (
     Adasum,

@@ -6,7 +6,7 @@ import logging
 import os
 
 from ronde import _native
-from ronde.core.timeline_files import timeline_path
+from ronde.engine.timeline_files import timeline_path
 from ronde.errors import UsageError
 from ronde.settings import Settings
 

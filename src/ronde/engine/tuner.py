@@ -1,4 +1,4 @@
-"""The shell around `core.tuning`: rank 0 measures, searches and logs; all ranks adopt its values.
+"""The shell around `engine.tuning`: rank 0 measures, searches and logs; all ranks adopt its values.
 
 A separate thread on rank 0 does the slow parts, so that no rank waits for the search:
 
@@ -26,9 +26,10 @@ from typing import Any, TextIO
 from ronde import _native
 from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
-from ronde.core.messages import Tune
-from ronde.core.negotiation import Coordinator
-from ronde.core.tuning import (
+from ronde.engine.messages import Tune
+from ronde.engine.negotiation import Coordinator
+from ronde.engine.search import HINT, BayesianSearch, is_installed
+from ronde.engine.tuning import (
     Effect,
     Event,
     Finished,
@@ -42,7 +43,6 @@ from ronde.core.tuning import (
     Tuning,
     knobs_for,
 )
-from ronde.engine.search import HINT, BayesianSearch, is_installed
 from ronde.errors import UsageError
 from ronde.new_files import open_for_writing
 from ronde.settings import Settings, assignment

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
 from ronde.errors import UsageError, WorkerError
 from ronde.foreign_names import other_names
@@ -22,6 +21,7 @@ from ronde.launch.agent.agent import RunResult, run_agent
 from ronde.launch.calls import CallFiles, load_result, pack_call, worker_error
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.templates.preload import LATER, WORTH_IT
+from ronde.rendezvous.membership import Failure
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, BinaryIO
 
-from ronde.core.rendezvous.membership import Failure
 from ronde.errors import UsageError, WorkerError
 from ronde.launch.plan import INDEX_MACRO
+from ronde.rendezvous.membership import Failure
 
 __all__ = ["CallFiles", "check_arguments", "load_result", "pack_call", "pickler", "worker_error"]
 

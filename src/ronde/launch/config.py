@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ronde.core.worker_group import FAREWELL_NS, GRACE_NS, PATIENCE_NS
-from ronde.net.rendezvous.config import RendezvousConfig
+from ronde.launch.agent.worker_group import FAREWELL_NS, GRACE_NS, PATIENCE_NS
+from ronde.rendezvous.config import RendezvousConfig
 
 __all__ = [
     "DEFAULT_SIGNALS",

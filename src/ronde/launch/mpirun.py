@@ -1,6 +1,6 @@
 """`--launcher mpi`: this process becomes `mpirun`, which starts the workers.
 
-The ranks find each other by mpirun's variables (core/identity), and their mpi4py loads the library that belongs to this
+The ranks find each other by mpirun's variables (comm/identity), and their mpi4py loads the library that belongs to this
 mpirun. Output, signals and the exit code are mpirun's.
 """
 

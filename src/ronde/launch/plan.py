@@ -1,15 +1,15 @@
-"""The launch plan: the command and environment of each worker. Pure."""
+"""The launch plan: the command and environment of each worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ronde.core.ranks import WorkerRanks, ranks_of
-from ronde.core.rendezvous.membership import Round
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import WorkerSpec
+from ronde.launch.ranks import WorkerRanks, ranks_of
+from ronde.rendezvous.membership import Round
 
 __all__ = ["INDEX_MACRO", "OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
 

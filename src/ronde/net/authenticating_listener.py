@@ -3,9 +3,9 @@
 The rules:
   1. Until then the other end is a stranger: nothing but its fixed-size handshake is read, for ten seconds at most.
   2. Each listener has a separate limit of strangers. Further ones wait in its queue until a stranger is done, or until
-     `core/admission` decides that one must leave.
+     `net/admission` decides that one must leave.
   3. A turn of the loop accepts only a few connections, so that a crowd does not delay authenticated peers.
-  4. `core/refusal_log` limits what is logged about strangers; `core/accept_failures` decides when to try a failing
+  4. `net/refusal_log` limits what is logged about strangers; `net/accept_failures` decides when to try a failing
      listener again.
 """
 
@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ronde.core.accept_failures import AcceptFailures
-from ronde.core.admission import Strangers
-from ronde.core.refusal_log import Refusals
 from ronde.errors import ProtocolError
 from ronde.net.accept import Caller, accept_caller, is_shortage
+from ronde.net.accept_failures import AcceptFailures
+from ronde.net.admission import Strangers
 from ronde.net.authentication import Handshake
 from ronde.net.descriptor_limit import raise_descriptor_limit
 from ronde.net.foreign import is_probe
+from ronde.net.refusal_log import Refusals
 
 __all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "AuthenticatedConnection", "Authenticator"]
 

@@ -1,18 +1,11 @@
-"""Identifies the host of this process, and the processes around it that its identity depends on."""
+"""Identifies the host of this process."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ronde.core.identity import Surroundings
-
-__all__ = ["full_host_name", "host_identity", "host_name", "surroundings"]
-
-HYDRA_PROXY = "hydra_pmi_proxy"
+__all__ = ["full_host_name", "host_identity", "host_name"]
 
 
 def host_name() -> str:
@@ -50,26 +43,3 @@ def host_identity(host_id: str) -> str:
         shared_memory = 0
     parts = (boot, *namespaces, shared_memory, os.geteuid(), host_id)
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
-
-
-def surroundings(environ: Mapping[str, str]) -> Surroundings:
-    """Return the facts that `core/identity` needs besides the environment."""
-    from ronde.core.identity import Surroundings  # here, because the launcher does not need it
-
-    return Surroundings(os.geteuid(), _ancestor(HYDRA_PROXY) if "MPI_LOCALNRANKS" in environ else 0)
-
-
-def _ancestor(command: str) -> int:
-    """Return the id of the nearest ancestor that runs `command`, 0 if there is none."""
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                stat = file.read()
-        except OSError:
-            return 0
-        name, _, rest = stat.partition("(")[2].rpartition(")")
-        if name == command:
-            return pid
-        pid = int(rest.split()[1])
-    return 0

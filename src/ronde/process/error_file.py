@@ -23,7 +23,7 @@ from ronde.errors import AbortedError, PeerLostError, RemoteError
 from ronde.new_files import create_anew, open_for_writing
 
 if TYPE_CHECKING:
-    from ronde.core.rendezvous.membership import Failure
+    from ronde.rendezvous.membership import Failure
 
 __all__ = [
     "ERROR_FILE",

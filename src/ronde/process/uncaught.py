@@ -7,7 +7,7 @@ All workers of a launcher share one pipe. The variable `_RONDE_UNCAUGHT` holds i
 process that inherits the variable without the descriptor does not write to another file of that number. A worker first
 writes its error file, then its rank and `raised` into the pipe. Before it leaves the other ranks it writes `left`: they
 may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`). Before it waits for the others in
-`ronde.init` it writes `joins`, the number of ranks, and the epoch of the world (`core/world_epochs`); afterwards
+`ronde.init` it writes `joins`, the number of ranks, and the epoch of the world (`comm/world_epochs`); afterwards
 `joined`.
 
 A launcher that shows the error file's traceback in its report sets `LEAVES_TRACEBACK`. A worker then notes in its

@@ -37,8 +37,8 @@ from typing import Any, Self, TypeVar
 from ronde import settings
 from ronde.errors import PeerError, RemoteError, TimeoutError, UsageError
 from ronde.launch.templates.template import Template
-from ronde.net.stores.server import StoreServer
 from ronde.process.process_groups import GroupLeader
+from ronde.stores.server import StoreServer
 from ronde.testing.worker import FunctionRaised, Returned, ToldValue, refuse_while_importing, run_script, tell
 
 __all__ = ["Job", "Outcome", "Place", "copies_of", "run", "run_script", "start", "tell", "template"]

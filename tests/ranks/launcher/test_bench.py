@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ronde.core.collective_traffic import OPERATIONS
+from ronde.bench.collective_traffic import OPERATIONS
 
 HANGING_S = 120  # when a test is given up; nothing here takes that long
 

@@ -113,7 +113,7 @@ def test_workers_reach_the_store(launcher: Launcher) -> None:
     code, out, err = launcher.run_script(
         2,
         """
-        from ronde.net.stores.tcp import StoreClient
+        from ronde.stores.tcp import StoreClient
         from ronde.settings import JobKey
         store = StoreClient(os.environ["RONDE_STORE"], JobKey.from_hex(os.environ["RONDE_JOB_KEY"]), 10**10)
         store.set(f"rank{rank}", b"here")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ronde.core.worker_group import Policy
 from ronde.errors import UsageError
 from ronde.launch.agent.agent import run_agent
 from ronde.launch.agent.outputs import RunOutputs, WorkerOutput, fill_prefix
 from ronde.launch.agent.supervisor import Supervisor
+from ronde.launch.agent.worker_group import Policy
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
 from ronde.launch.loop import Loop
 from ronde.launch.plan import LaunchPlan, WorkerPlan

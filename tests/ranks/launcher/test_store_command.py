@@ -16,8 +16,8 @@ import pytest
 
 from ronde.errors import PeerLostError
 from ronde.net.addresses import everywhere
-from ronde.net.stores.tcp import StoreClient
 from ronde.settings import JobKey
+from ronde.stores.tcp import StoreClient
 
 LONG = 30 * 10**9
 KEY = JobKey.generate()

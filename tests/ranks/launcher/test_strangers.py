@@ -14,13 +14,13 @@ import pytest
 from tests.other_user import as_nobody
 from tests.ports import free_port
 
-from ronde.core.identity import Surroundings, identify
+from ronde.comm.identity import Surroundings, identify
 from ronde.net.addresses import parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.protection import protection_of
-from ronde.net.stores.server import STORE_PURPOSE
-from ronde.net.stores.tcp import StoreClient
 from ronde.settings import JobKey
+from ronde.stores.server import STORE_PURPOSE
+from ronde.stores.tcp import StoreClient
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 

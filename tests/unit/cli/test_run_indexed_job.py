@@ -7,9 +7,9 @@ import pytest
 from ronde.cli.run_arguments import parse_arguments
 from ronde.cli.run_config import configure
 from ronde.cli.run_here import Here
-from ronde.core.indexed_job import LOST, REPLACED, IndexedPod, find_pod, pod_exit_code
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig
+from ronde.launch.kubernetes.indexed_job import LOST, REPLACED, IndexedPod, find_pod, pod_exit_code
 
 SERVICE = "digits.lab.svc.cluster.local"
 

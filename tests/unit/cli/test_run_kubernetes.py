@@ -14,8 +14,8 @@ from ronde.cli import main
 from ronde.cli.options import read_options, words_of
 from ronde.cli.run_arguments import OPTIONS, parse_arguments
 from ronde.cli.run_kubernetes import describe_pods
-from ronde.core.kubernetes_manifest import JOB_SET, PodJob
 from ronde.errors import UsageError
+from ronde.launch.kubernetes.manifest import JOB_SET, PodJob
 
 ON_KUBERNETES = ["--cluster", "kubernetes", "--image", "lab/train"]
 

@@ -7,9 +7,9 @@ import pytest
 from ronde.cli.run_arguments import parse_arguments
 from ronde.cli.run_config import configure
 from ronde.cli.run_here import Here
-from ronde.core.slurm import find_step
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig
+from ronde.process.slurm import find_step
 
 STEP = {
     "SLURM_JOB_ID": "7",

@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from ronde.cli import main
-from ronde.net.stores.server import StoreServer
 from ronde.settings import JobKey
+from ronde.stores.server import StoreServer
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.comm.gathering import Gathering
 from ronde.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError, TimeoutError
-from ronde.net.stores.memory import MemoryStore
 from ronde.settings import JobKey, Settings
+from ronde.stores.memory import MemoryStore
 
 SECOND = 10**9
 KEY = JobKey.generate()

@@ -11,9 +11,9 @@ import pytest
 
 from ronde.comm import gathering
 from ronde.comm.gathering import EpochOverError, Gathering, contest_rank
-from ronde.core.world_epochs import Epoch
+from ronde.comm.world_epochs import Epoch
 from ronde.errors import MismatchError, PeerLostError, TimeoutError, UsageError
-from ronde.net.stores.memory import MemoryStore
+from ronde.stores.memory import MemoryStore
 
 SECOND = 10**9
 

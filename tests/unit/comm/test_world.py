@@ -7,13 +7,13 @@ import time
 import pytest
 
 from ronde.comm import world
-from ronde.core.identity import Identity, MeetingPoint
+from ronde.comm.identity import Identity, MeetingPoint
+from ronde.comm.meeting import Meeting
 from ronde.errors import PeerLostError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address
-from ronde.net.meeting import Meeting
-from ronde.net.stores.memory import MemoryStore
 from ronde.settings import Settings
+from ronde.stores.memory import MemoryStore
 
 SECOND = 10**9
 

@@ -22,7 +22,7 @@ from ronde.comqueue.checkpointing import (
     latest_step,
 )
 from ronde.errors import RemoteError, UsageError
-from ronde.net.stores.memory import MemoryStore
+from ronde.stores.memory import MemoryStore
 
 THREE = "threads:3"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.core.registry import Task
 from ronde.errors import UsageError
 from ronde.launch.driver.assignment import DaemonOrder
+from ronde.launch.driver.task_registry import Task
 from ronde.launch.mpi.plan import (
     check_version,
     daemon_command,

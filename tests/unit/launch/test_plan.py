@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ronde.core.rendezvous.membership import Node, Round
 from ronde.errors import UsageError
 from ronde.launch.config import WorkerSpec
 from ronde.launch.plan import INDEX_MACRO, OURS, LaunchPlan, plan_workers
+from ronde.rendezvous.membership import Node, Round
 from ronde.settings import JobKey
 
 KEY = JobKey(bytes(range(32)))

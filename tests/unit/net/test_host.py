@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from ronde.net.host import host_identity, host_name, surroundings
+from ronde.net.host import host_identity, host_name
 
 
 def test_processes_of_one_machine_share_a_key() -> None:
@@ -40,9 +39,3 @@ def test_a_container_is_another_host(namespace: str) -> None:
 
 def test_the_host_has_a_name() -> None:
     assert host_name()
-
-
-def test_surroundings_without_mpich() -> None:
-    for environ in ({}, {"MPI_LOCALNRANKS": "2"}):
-        assert surroundings(environ).uid == os.geteuid()
-        assert surroundings(environ).hydra_pid == 0

@@ -16,9 +16,9 @@ from ronde.net.addresses import Address, listen, parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.connections import Channel, Slot, open_connections
 from ronde.net.protection import protection_of
-from ronde.net.stores.server import STORE_PURPOSE
-from ronde.net.stores.tcp import StoreClient, StoreServer
 from ronde.settings import JobKey
+from ronde.stores.server import STORE_PURPOSE
+from ronde.stores.tcp import StoreClient, StoreServer
 
 pytestmark = pytest.mark.root
 

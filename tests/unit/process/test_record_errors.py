@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import ronde
-from ronde.core.rendezvous.membership import Failure
 from ronde.process.error_file import hand_up, read_error_file
 from ronde.process.record_errors import ErrorHandler
+from ronde.rendezvous.membership import Failure
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ronde.errors import TimeoutError
-from ronde.net.stores.memory import MemoryStore
+from ronde.stores.memory import MemoryStore
 from ronde.testing.linearizability import (
     CallOutcome,
     Event,

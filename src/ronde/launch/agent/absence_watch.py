@@ -1,7 +1,7 @@
 """Finds out whether a rank of another node waits in `ronde.init` for a worker of this node that has ended.
 
 Workers announce to the agent of their node that they begin to join (`process/uncaught`). Those of other nodes do not,
-but they come to an epoch in the store of the round (`core/world_epochs`). A thread waits until one has come to an epoch
+but they come to an epoch in the store of the round (`comm/world_epochs`). A thread waits until one has come to an epoch
 without this worker. It connects only `DELAY_NS` after the end of the worker, so a round whose workers all end together
 needs no connection.
 
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ronde.core.worker_group import Absent
 from ronde.job_key import JobKey
+from ronde.launch.agent.worker_group import Absent
 from ronde.launch.loop import Loop, Order
 
 if TYPE_CHECKING:
     from ronde.net.event_queue import EventQueue
-    from ronde.net.stores.base import Store
+    from ronde.stores.base import Store
 
 __all__ = ["AbsenceWatch"]
 
@@ -116,7 +116,7 @@ class _Wait:
 
     def _run(self, address: str, key: JobKey, size: int, absent: int) -> None:
         from ronde.errors import RondeError
-        from ronde.net.stores.tcp import StoreClient
+        from ronde.stores.tcp import StoreClient
 
         try:
             store = StoreClient(address, key, CONNECT_NS)
@@ -134,7 +134,7 @@ class _Wait:
 
 def _await_waiting(store: Store, size: int, absent: int) -> int:
     """Return the first rank found that has come to an epoch without the absent one."""
-    from ronde.core.world_epochs import Epoch, WorldKeys
+    from ronde.comm.world_epochs import Epoch, WorldKeys
 
     keys = WorldKeys(size)
     epoch = Epoch.decode(store.get(keys.counter, FOREVER_NS))

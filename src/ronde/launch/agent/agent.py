@@ -1,4 +1,4 @@
-"""The agent of one node: performs what `ronde.core.agent` decides, in one thread with one loop.
+"""The agent of one node: performs what `ronde.launch.agent.decisions` decides, in one thread with one loop.
 
 The loop watches this process's signals, the rendezvous, and the descriptors of the supervisor of each run of the
 workers. The workers of a round meet in a store that the agent of group rank 0 serves. Every agent opens a new store
@@ -16,8 +16,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ronde.core.agent import Agent
-from ronde.core.agent_events import (
+from ronde.job_key import JobKey
+from ronde.launch.agent.absence_watch import AbsenceWatch
+from ronde.launch.agent.decisions import Agent
+from ronde.launch.agent.events import (
     AgentNotice,
     AgentTimer,
     Effect,
@@ -35,11 +37,6 @@ from ronde.core.agent_events import (
     StopWorkers,
     WorkersGone,
 )
-from ronde.core.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
-from ronde.core.worker_group import Absent, Policy, describe_interrupt
-from ronde.core.worker_group_events import Finish
-from ronde.job_key import JobKey
-from ronde.launch.agent.absence_watch import AbsenceWatch
 from ronde.launch.agent.failure_report import report, report_elsewhere, tracebacks
 from ronde.launch.agent.node_offer import (
     describe_node,
@@ -53,17 +50,20 @@ from ronde.launch.agent.round_store import RoundStore
 from ronde.launch.agent.starter import Starter
 from ronde.launch.agent.stopped_workers import FrozenWatch
 from ronde.launch.agent.supervisor import Supervisor
+from ronde.launch.agent.worker_group import Absent, Policy, describe_interrupt
+from ronde.launch.agent.worker_group_events import Finish
 from ronde.launch.config import LaunchConfig
 from ronde.launch.loop import Loop, Order
 from ronde.launch.plan import JOB_KEY, LaunchPlan, plan_workers
 from ronde.launch.screen import Screen
 from ronde.net.host import host_name
-from ronde.net.rendezvous.base import Rendezvous
-from ronde.net.rendezvous.registry import create
 from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, hand_up
 from ronde.process.output import claim_standard_streams
 from ronde.process.process_groups import SignalInbox, usable_cores
+from ronde.rendezvous.base import Rendezvous
+from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
+from ronde.rendezvous.registry import create
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 

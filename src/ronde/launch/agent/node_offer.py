@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from ronde.core.rendezvous.membership import Node
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.net.host import host_identity, host_name
 from ronde.process.process_groups import free_port
+from ronde.rendezvous.membership import Node
 from ronde.values import FLAG
 
 __all__ = [
@@ -156,7 +156,7 @@ def given_master(config: LaunchConfig) -> tuple[str | None, int | None]:
     """
     if config.rendezvous.backend != "static":
         return config.master_addr, config.master_port
-    from ronde.net.rendezvous.store_access import endpoint_of
+    from ronde.rendezvous.store_access import endpoint_of
 
     address = endpoint_of(config.rendezvous)
     return config.master_addr or address.host, config.master_port or address.port

@@ -16,7 +16,7 @@ from ronde.job_key import JobKey
 from ronde.launch.loop import Loop, Order
 
 if TYPE_CHECKING:
-    from ronde.net.stores.server import StoreServer
+    from ronde.stores.server import StoreServer
 
 __all__ = ["RoundStore"]
 
@@ -43,7 +43,7 @@ class RoundStore:
         loop.set_timer(self, time.monotonic_ns() + MOMENT_NS, self._serve)
 
     def _serve(self) -> None:
-        from ronde.net.stores.server import StoreServer
+        from ronde.stores.server import StoreServer
 
         self._let_go()
         self._problem_fd = os.eventfd(0, os.EFD_CLOEXEC)

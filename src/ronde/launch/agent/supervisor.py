@@ -1,4 +1,4 @@
-"""One run of the workers of this node: performs what `ronde.core.worker_group` decides.
+"""One run of the workers of this node: performs what `ronde.launch.agent.worker_group` decides.
 
 In the launcher's loop it watches the pipes of the workers, and a pidfd of every worker and of every process that an
 exited worker left behind. It reports the cause of a failure as soon as that is known, and the end when no process is
@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ronde.core.worker_group import Absent, Policy, WorkerGroup, name_ranks, signal_name
-from ronde.core.worker_group_events import (
+from ronde.launch.agent.outputs import WorkerOutput
+from ronde.launch.agent.worker_group import Absent, Policy, WorkerGroup, name_ranks, signal_name
+from ronde.launch.agent.worker_group_events import (
     Event,
     Exited,
     Finish,
@@ -34,7 +35,6 @@ from ronde.core.worker_group_events import (
     WorkerRaised,
     WorkerReplaced,
 )
-from ronde.launch.agent.outputs import WorkerOutput
 from ronde.launch.loop import Loop, Order
 from ronde.launch.plan import LaunchPlan, WorkerPlan
 from ronde.launch.screen import Screen

@@ -17,9 +17,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
-from ronde.core.host_list import Host, parse_discovered
 from ronde.errors import UsageError
 from ronde.launch.config import Discovery
+from ronde.launch.host_list import Host, parse_discovered
 from ronde.launch.loop import Loop, Order
 
 __all__ = ["HostScript"]

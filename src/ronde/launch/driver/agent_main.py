@@ -41,7 +41,7 @@ from ronde.launch.driver.assignment import (
 )
 from ronde.net import addresses
 from ronde.net.host import host_name
-from ronde.net.stores.tcp import StoreClient
+from ronde.stores.tcp import StoreClient
 
 if TYPE_CHECKING:
     from ronde.launch.agent.agent import RunResult

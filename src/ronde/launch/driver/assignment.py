@@ -11,12 +11,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ronde.core.rendezvous.membership import Failure
-from ronde.core.ring import RingPlan
-from ronde.core.typed_json import TypedJson
 from ronde.errors import ProtocolError, UsageError
 from ronde.launch.config import LaunchConfig
+from ronde.launch.driver.ring import RingPlan
 from ronde.net.authentication import PROTOCOL_VERSION
+from ronde.rendezvous.membership import Failure
+from ronde.typed_json import TypedJson
 
 __all__ = [
     "HELLO",

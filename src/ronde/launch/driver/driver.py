@@ -1,8 +1,8 @@
 """The driver of a job whose agents it starts itself: on hosts, or in the slots of a cluster.
 
-One thread runs one loop, and the store of the job, in which the agents meet, has another thread. `core/host_health`
-decides which hosts take part; the agents decide among themselves when workers start and stop. An agent leaves when its
-standard input ends, so nothing outlives the driver.
+One thread runs one loop, and the store of the job, in which the agents meet, has another thread.
+`launch/driver/host_health` decides which hosts take part; the agents decide among themselves when workers start and
+stop. An agent leaves when its standard input ends, so nothing outlives the driver.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ronde.core import host_health as health
-from ronde.core.host_list import Host
-from ronde.core.rendezvous.membership import Failure
-from ronde.core.worker_group import HASTY, TYPED, describe_interrupt
 from ronde.errors import RondeError
 from ronde.launch.agent.failure_report import report_elsewhere
+from ronde.launch.agent.worker_group import HASTY, TYPED, describe_interrupt
+from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
 from ronde.launch.driver.assignment import LAST_WORD, LastWord, ended_key
 from ronde.launch.driver.placement import Placement
+from ronde.launch.host_list import Host
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, Streams
 from ronde.net.descriptor_limit import raise_descriptor_limit
 from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, hand_up
 from ronde.process.process_groups import SignalInbox
+from ronde.rendezvous.membership import Failure
 
 __all__ = ["Driver", "JobEnd"]
 

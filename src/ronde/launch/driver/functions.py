@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, NoReturn, TextIO
 
-from ronde.core.rendezvous.membership import Failure
 from ronde.environment import environment as own_environment
 from ronde.errors import TimeoutError, UsageError, WorkerError
 from ronde.launch.calls import load_result, pack_call, worker_error
@@ -23,8 +22,9 @@ from ronde.launch.driver.driver import Driver, JobEnd
 from ronde.launch.driver.task_agents import TaskAgents
 from ronde.launch.driver.transfer import JobMemory, fetch_result
 from ronde.net.protection import SECRET
-from ronde.net.stores.base import Store
 from ronde.process.output import claim_standard_streams
+from ronde.rendezvous.membership import Failure
+from ronde.stores.base import Store
 from ronde.values import PROTECTION
 
 __all__ = [

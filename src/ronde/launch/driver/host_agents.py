@@ -15,22 +15,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ronde.core import host_health as health
-from ronde.core.host_list import Host, describe
-from ronde.core.ring import RingPlan, plan_ring
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.discovery import HostScript
 from ronde.launch.clusters.ssh import is_here, ssh_command, travelling
 from ronde.launch.config import LaunchConfig
+from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import SSH, AgentProcess
 from ronde.launch.driver.agent_streams import ChildStreams
 from ronde.launch.driver.assignment import Assignment, agent_command
 from ronde.launch.driver.driver import Driver
 from ronde.launch.driver.job_store import reachable_addresses, serve_store, tcp_addresses
+from ronde.launch.driver.ring import RingPlan, plan_ring
+from ronde.launch.host_list import Host, describe
 from ronde.net.addresses import addresses_here
-from ronde.net.stores.tcp import StoreClient
 from ronde.process.output import claim_standard_streams
+from ronde.stores.tcp import StoreClient
 
 __all__ = ["run_hosts"]
 
@@ -109,7 +109,7 @@ class HostAgents:
         self._driver.note_assigned()
 
     def is_replaced(self, agent: AgentProcess) -> bool:
-        """Return False: `core/host_health` decides when a host is used again."""
+        """Return False: `launch/driver/host_health` decides when a host is used again."""
         return False
 
     def explain_shortage(self, reason: str) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from ronde.core.host_health import Limits
-    from ronde.core.host_list import Host
     from ronde.launch.config import LaunchConfig
     from ronde.launch.driver.agent_process import AgentProcess
     from ronde.launch.driver.driver import Driver
-    from ronde.net.stores.tcp import StoreClient
+    from ronde.launch.driver.host_health import Limits
+    from ronde.launch.host_list import Host
+    from ronde.stores.tcp import StoreClient
 
 __all__ = ["Placement"]
 

@@ -1,4 +1,4 @@
-"""Finds the address by which the other hosts of a job reach this one: the shell around `core/ring`.
+"""Finds the address by which the other hosts of a job reach this one: the shell around `launch/driver/ring`.
 
 Agents meet in the store of the job, under the keys `ring/HOST/offer` and `ring/HOST/verdict`. A host serves its offered
 addresses until it has its verdict, which the host before it in the ring gives. `net/authenticating_listener` treats
@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from ronde.core.ring import TRY_NS, HostOffer, OfferedAddress, ProbeEdge, RingPlan, likely_first
-from ronde.core.typed_json import TypedJson
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
+from ronde.launch.driver.ring import TRY_NS, HostOffer, OfferedAddress, ProbeEdge, RingPlan, likely_first
 from ronde.net.addresses import (
     Address,
     address_towards,
@@ -36,7 +35,8 @@ from ronde.net.authenticating_listener import Authenticator
 from ronde.net.authentication import Handshake, Role, authenticate
 from ronde.net.host import host_name
 from ronde.net.protection import Protection
-from ronde.net.stores.tcp import StoreClient
+from ronde.stores.tcp import StoreClient
+from ronde.typed_json import TypedJson
 
 __all__ = ["probe_ring"]
 

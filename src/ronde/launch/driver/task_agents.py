@@ -4,9 +4,10 @@
         '-- task server <-- task 0 (in an executor on a) --- agent --- its worker
                         <-- task 1 (in an executor on b) --- agent --- its worker
 
-With a fixed number of workers, `core/registry` decides when the job begins: once all tasks have registered. Otherwise
-each agent begins when its task has registered, a lost task is requested again, and `core/host_health` decides
-how often. Tasks connect to the driver and stay connected; the driver connects to no task.
+With a fixed number of workers, `launch/driver/task_registry` decides when the job begins: once all tasks have
+registered. Otherwise each agent begins when its task has registered, a lost task is requested again, and
+`launch/driver/host_health` decides how often. Tasks connect to the driver and stay connected; the driver connects to
+no task.
 """
 
 from __future__ import annotations
@@ -19,9 +20,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ronde.core import host_health as health
-from ronde.core.host_list import Host
-from ronde.core.registry import (
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.launch.clusters.base import Capacity, Cluster, Ticket
+from ronde.launch.config import LaunchConfig
+from ronde.launch.driver import host_health as health
+from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
+from ronde.launch.driver.assignment import Assignment
+from ronde.launch.driver.driver import Driver
+from ronde.launch.driver.job_store import reachable_by_tasks, serve_store, tcp_addresses
+from ronde.launch.driver.ring import RingPlan, plan_ring
+from ronde.launch.driver.task_registry import (
     Accept,
     Begin,
     Refuse,
@@ -36,21 +45,13 @@ from ronde.core.registry import (
     TasksMissing,
     gpus_by_host,
 )
-from ronde.core.ring import RingPlan, plan_ring
-from ronde.errors import UsageError
-from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Capacity, Cluster, Ticket
-from ronde.launch.config import LaunchConfig
-from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
-from ronde.launch.driver.assignment import Assignment
-from ronde.launch.driver.driver import Driver
-from ronde.launch.driver.job_store import reachable_by_tasks, serve_store, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer
 from ronde.launch.driver.transfer import JobMemory, offer_call
+from ronde.launch.host_list import Host
 from ronde.launch.loop import Order
 from ronde.net.event_queue import EventQueue
 from ronde.net.protection import Protection
-from ronde.net.stores.tcp import StoreClient
+from ronde.stores.tcp import StoreClient
 
 __all__ = ["TaskAgents"]
 

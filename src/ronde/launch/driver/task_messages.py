@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ronde.core.typed_json import TypedJson
 from ronde.errors import ProtocolError
+from ronde.typed_json import TypedJson
 
 __all__ = ["HEARTBEATS", "PURPOSE", "REGISTRATION", "Registration", "TaskMessage", "split_message"]
 

@@ -15,7 +15,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from ronde.core.registry import (
+from ronde.environment import environment
+from ronde.job_key import JobKey
+from ronde.launch.agent.worker_group import signal_name
+from ronde.launch.clusters.base import Cluster, SlotEvents, Ticket
+from ronde.launch.config import LaunchConfig
+from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
+from ronde.launch.driver.assignment import DaemonOrder
+from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses
+from ronde.launch.driver.task_registry import (
     Accept,
     Begin,
     Refuse,
@@ -28,14 +36,6 @@ from ronde.core.registry import (
     TasksMissing,
     gpus_by_host,
 )
-from ronde.core.worker_group import signal_name
-from ronde.environment import environment
-from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Cluster, SlotEvents, Ticket
-from ronde.launch.config import LaunchConfig
-from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
-from ronde.launch.driver.assignment import DaemonOrder
-from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer
 from ronde.launch.loop import Loop, Order
 from ronde.launch.mpi.guarded_folder import guarded_folder

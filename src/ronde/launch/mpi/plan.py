@@ -16,8 +16,8 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
-from ronde.core.registry import Task
 from ronde.errors import UsageError
+from ronde.launch.driver.task_registry import Task
 
 __all__ = [
     "PYTHON_VARIABLE",

@@ -7,7 +7,6 @@ from importlib import metadata
 
 import pytest
 
-from ronde.core.ring import RingPlan
 from ronde.errors import UsageError
 from ronde.launch.config import (
     Binding,
@@ -20,6 +19,7 @@ from ronde.launch.config import (
     WorkerSpec,
 )
 from ronde.launch.driver.assignment import Assignment, hello
+from ronde.launch.driver.ring import RingPlan
 
 SMALL = LaunchConfig(WorkerSpec(("/bin/true",)))
 FULL = LaunchConfig(

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import pytest
 
-from ronde.core.ring import HostOffer, OfferedAddress, RingPlan
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
+from ronde.launch.driver.ring import HostOffer, OfferedAddress, RingPlan
 from ronde.launch.driver.ring_probe import _OFFER, probe_ring
 from ronde.net.addresses import addresses_here, parse_address
-from ronde.net.stores.tcp import StoreClient, StoreServer
+from ronde.stores.tcp import StoreClient, StoreServer
 
 SECOND = 10**9
 KEY = JobKey.generate()

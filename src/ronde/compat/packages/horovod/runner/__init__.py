@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ronde.compat.calls import with_horovods_words
-from ronde.core.host_list import parse_hostfile, parse_hosts, place_workers
 from ronde.errors import UsageError
 from ronde.launch.callables import ElasticLaunch
 from ronde.launch.clusters.ssh import is_here
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
+from ronde.launch.host_list import parse_hostfile, parse_hosts, place_workers
 from ronde.net.addresses import addresses_here
 
 __all__ = ["run"]

@@ -1,0 +1,153 @@
+"""Connects a rank to its job's store, and serves the store if that is this rank's part.
+
+What the ranks do there is decided by `comm/world_epochs`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ronde.comm.identity import MeetingPoint, Surroundings
+from ronde.errors import UsageError
+from ronde.job_key import JobKey
+from ronde.net import addresses
+from ronde.net.job_keys import INSECURE, find_job_key
+from ronde.net.protection import SECRET
+from ronde.settings import Settings, environment
+from ronde.stores.base import Store
+from ronde.stores.tcp import StoreClient, StoreServer
+
+__all__ = ["Meeting", "meet", "surroundings"]
+
+_log = logging.getLogger(__name__)
+
+FILE = "file:"
+HYDRA_PROXY = "hydra_pmi_proxy"
+ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737), which the default route leads to
+
+
+@dataclass
+class Meeting:
+    """The job's store and its key; `address`: on which this host offers data connections, once `find_address` has run.
+
+    Keep it open until all ranks have initialized: they need the server.
+    """
+
+    store: Store
+    key: JobKey
+    target: addresses.Address  # of the store
+    server: StoreServer | None = None
+    address: str = ""
+
+    def find_address(self, settings: Settings) -> None:
+        """Find out the numeric address. Raises UsageError if there is no such interface."""
+        self.address = self.address or _listening_address(settings, self.target)
+
+    def last_refusal(self) -> str:
+        """Return a description of the last connection that the store served here has refused, or ""."""
+        return self.server.last_refusal if self.server else ""
+
+    def close(self) -> None:
+        """Close the connection to the store, and the store if it is served here. A second call does nothing."""
+        self.store.close()
+        if self.server:
+            self.server.close()
+
+
+def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
+    """Return the meeting at `point`, within `settings.start_timeout_ns`.
+
+    Raises UsageError if there is no job key, the address is taken or not this machine's, or the file cannot be written;
+    TimeoutError if no store answers; AuthenticationError if it has another job key.
+    """
+    if point.address.startswith(FILE):
+        return _meet_in_file(point, rank, settings)
+    target = addresses.parse_address(point.address)
+    is_one_machine = target.is_unix or target.host == "localhost" or addresses.is_loopback(target.host)
+    key = _key(point, rank, settings, is_one_machine)
+    timeout_ns = settings.start_timeout_ns
+    if point.is_torch:
+        from ronde.stores.torch import TorchStore  # here, because it imports torch
+
+        store: Store = TorchStore(target.host, target.port, f"ronde/{point.job}", timeout_ns)
+        return Meeting(store, key, target)
+    is_secret = settings.protection == SECRET
+    is_server = point.served_by == rank
+    server = StoreServer(point.address, key, is_secret=is_secret) if is_server else None
+    try:
+        hint = f"rank {point.served_by} serves it in ronde.init()" if point.served_by is not None else ""
+        client = StoreClient(point.address, key, timeout_ns, is_secret=is_secret, server=hint)
+        return Meeting(client, key, target, server)
+    except BaseException:
+        if server:
+            server.close()
+        raise
+
+
+def _key(point: MeetingPoint, rank: int, settings: Settings, is_one_machine: bool) -> JobKey:
+    is_given = settings.job_key is not None or settings.job_key_fd is not None or bool(settings.job_key_file)
+    if settings.insecure_job_key and not is_given and rank == 0:
+        _log.warning("%s", INSECURE)
+    return find_job_key(
+        point.job,
+        environment(),
+        key=settings.job_key,
+        descriptor=settings.job_key_fd,
+        file=settings.job_key_file,
+        is_insecure=settings.insecure_job_key,
+        is_one_machine=is_one_machine,
+    )
+
+
+def _meet_in_file(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
+    from ronde.comm.file_session import join_session
+    from ronde.stores.file import FileStore
+
+    named = settings.interface
+    address = addresses.address_of_interface(named) if named else _outward_address()
+    key = _key(point, rank, settings, addresses.is_loopback(address))
+    file = FileStore(point.address.removeprefix(FILE))
+    try:
+        return Meeting(join_session(file, rank), key, addresses.Address(host=address), address=address)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _outward_address() -> str:
+    """Return the address by which this machine would reach others; a loopback address if it cannot."""
+    try:
+        return addresses.address_towards(ELSEWHERE)
+    except UsageError:
+        return "127.0.0.1"
+
+
+def _listening_address(settings: Settings, store: addresses.Address) -> str:
+    """Return the address of the interface that the settings name, or else of the one that reaches the store."""
+    if settings.interface:
+        return addresses.address_of_interface(settings.interface)
+    return "127.0.0.1" if store.is_unix else addresses.address_towards(store.host)
+
+
+def surroundings(environ: Mapping[str, str]) -> Surroundings:
+    """Return the facts that `comm/identity` needs besides the environment."""
+    return Surroundings(os.geteuid(), _ancestor(HYDRA_PROXY) if "MPI_LOCALNRANKS" in environ else 0)
+
+
+def _ancestor(command: str) -> int:
+    """Return the id of the nearest ancestor that runs `command`, 0 if there is none."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                stat = file.read()
+        except OSError:
+            return 0
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        if name == command:
+            return pid
+        pid = int(rest.split()[1])
+    return 0

@@ -1,1 +1,0 @@
-"""What decides: pure state machines, without sockets, threads, clocks, randomness or environment."""

@@ -1,1 +1,0 @@
-"""How nodes find each other, decided without a socket or a clock: `participant` is where to begin reading."""

@@ -1,0 +1,466 @@
+"""Ranks agree on the next operations: a `Coordinator` on rank 0, a `Requester` on every rank. Pure.
+
+Rules
+
+1. A tensor whose name and signature are cached (a hit) needs no negotiation: the hot path notices when all ranks have
+   submitted it. Any other tensor (a miss) becomes a `Request`, which travels in the next negotiation round.
+2. In a negotiation round, the coordinator turns the merged requests of all ranks (`engine.merging`) into a part of one
+   ordered stream, which every rank applies item by item. Entries of the hot path have the same order between two rounds
+   on all ranks.
+3. A name is decided once all ranks have requested it: they run it, or they all fail it with the same reason. So a
+   mistake costs one operation, and the next one works.
+4. Only the stream changes caches, at the same place on every rank, so they never disagree. Every eviction is an item of
+   the stream, never inferred.
+5. A request for a cached name shows that its rank has a new signature for it. The slot is evicted at once, so ranks
+   with a pending hit on it request the name, too.
+6. A rank that has joined submits nothing until all ranks have joined, and counts as having requested everything: it is
+   absent from tensors that it has not requested, and contributes neutral elements. Its pending hits become requests
+   when it joins (its shell passes them to `request_again`). So every tensor that joined ranks wait for is in the table
+   and is decided before the ranks resume. Responses that depend on the joined ranks are not cached meanwhile.
+7. After a rank has left, nothing is decided. Tensors that every rank had requested before still run first.
+
+Theory of operation
+
+On the coordinator, a name is in one state at a time: unknown, waiting (in the table, from the first request to the
+last) or cached. Waiting ends with Run or Fail. Run makes it cached if there is a slot, until a rank requests the name
+or another name needs the slot. On a rank, a name is in flight from `submit` or `request_again` until Execute or Failed.
+
+An eviction may meet a pending hit. The shell, which keeps the hits, takes it back and passes its request to
+`request_again`, before any thread can submit that name again. The hot path decides nothing while a rank still has to
+apply a round, so it never confuses a hit on the former content of a slot with one on its present content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ronde.engine.call_sites import CallSites
+from ronde.engine.merging import Batch, Contribution, batch_of, ranks_of, requests_of
+from ronde.engine.messages import (
+    AllJoined,
+    CallSite,
+    Evict,
+    FailTensor,
+    JoinData,
+    Joined,
+    LeaveEngine,
+    Leaving,
+    Left,
+    Message,
+    Request,
+    Run,
+    StreamItem,
+    TensorType,
+    Tune,
+)
+from ronde.engine.request_matching import find_problem, response_rows
+from ronde.engine.response_cache import ResponseCache
+from ronde.errors import PeerLostError, ProtocolError, UsageError
+from ronde.rank_set import RankSet
+from ronde.types import Kind
+
+__all__ = [
+    "Closed",
+    "Contribute",
+    "Coordinator",
+    "Effect",
+    "Evicted",
+    "Execute",
+    "Failed",
+    "Insert",
+    "Requester",
+]
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """The requests for one name, and the number of ranks that made them."""
+
+    contributions: list[Contribution] = field(default_factory=list)
+    count: int = 0
+
+
+class Coordinator:
+    """Decides what all ranks run, and in which order; rank 0 has the only one."""
+
+    def __init__(self, size: int, capacity: int, names: Sequence[int] | None = None) -> None:
+        """`names`: by rank, its number in messages (None: its rank)."""
+        self._size = size
+        self._names = range(size) if names is None else names
+        self._cache = ResponseCache(capacity)
+        self._all_ranks = RankSet.up_to(size)
+        self._table: dict[str, _Gathering] = {}  # by name, the longest waiting first
+        self._responded: dict[int, Request] = {}  # by slot: the request whose response it holds
+        self._joined: dict[int, None] = {}  # in the order of joining
+        self._call_sites = CallSites(self._names)
+        self._tuned: list[StreamItem] = []  # for the next step
+        self._leaving: int | None = None  # a rank that has announced it, so that one more round follows
+        self._is_over = False
+
+    @property
+    def cache(self) -> ResponseCache:
+        """The slots of names, after all ranks have applied the stream so far."""
+        return self._cache
+
+    def step(self, requests: Sequence[Sequence[Message]], used: Sequence[int] = ()) -> list[StreamItem]:
+        """Return the same as `step_merged`, from the messages of each rank."""
+        return self.step_merged(
+            [batch_of(RankSet.of([rank]), messages) for rank, messages in enumerate(requests)], used
+        )
+
+    def step_merged(self, batches: Sequence[Batch], used: Sequence[int] = ()) -> list[StreamItem]:
+        """Return the next part of the stream.
+
+        `batches`: the messages of this round; each rank is in one batch. `used`: the slots that the hot path has
+        executed since the last step, the latest last. Raises ProtocolError if a rank's message is malformed; the world
+        has then failed.
+        """
+        if self._is_over:
+            return []
+        present = sum(len(batch.ranks) for batch in batches)
+        if present != self._size or RankSet.union(batch.ranks for batch in batches) != self._all_ranks:
+            raise ProtocolError(f"requests of {present} ranks instead of {self._size}")
+        for slot in used:
+            self._cache.use(slot)
+        stream, self._tuned = self._tuned, []
+        leaving: list[int] = []
+        for batch in batches:
+            for contribution in batch.contributions:
+                match contribution.message:
+                    case LeaveEngine():
+                        leaving.append(contribution.ranks.first)
+                    case JoinData():
+                        self._add_joined(contribution.ranks, stream)
+                    case CallSite():
+                        self._call_sites.add(contribution.message, contribution.ranks.first)
+                    case Request():
+                        self._add_request(contribution.message.name, contribution, stream)
+        if self._leaving is not None:
+            stream.append(Left(self._leaving))
+            self._table.clear()
+            self._is_over = True
+        elif leaving:
+            # One more round: other ranks may have submitted tensors before, too late for this one.
+            self._leaving = min(leaving)
+            stream.append(Leaving(self._leaving))
+        return stream
+
+    def tune(self, values: Tune) -> None:
+        """Make all ranks adopt these values at the beginning of the next step."""
+        self._tuned.append(values)
+
+    def take_warnings(self) -> list[str]:
+        """Return the warnings since the last call, for the log of rank 0."""
+        return self._call_sites.take_warnings()
+
+    def _missing_ranks(self, gathering: _Gathering) -> list[int]:
+        there = ranks_of(gathering.contributions)
+        return [rank for rank in self._all_ranks if rank not in there and rank not in self._joined]
+
+    def _add_request(self, name: str, contribution: Contribution, stream: list[StreamItem]) -> None:
+        for rank in self._joined:
+            if rank in contribution.ranks:
+                raise ProtocolError(f"rank {rank} has joined and still requests tensor '{name}'")
+        self._evict(name, stream)
+        gathering = self._table.get(name) or self._table.setdefault(name, _Gathering())
+        gathering.contributions.append(contribution)
+        gathering.count += len(contribution.ranks)
+        if self._is_complete(gathering):
+            self._decide_name(self._table.pop(name), stream)
+
+    def _is_complete(self, gathering: _Gathering) -> bool:
+        missing = self._size - gathering.count
+        if missing > len(self._joined):
+            return False
+        there = ranks_of(gathering.contributions)
+        return missing == sum(rank not in there for rank in self._joined)
+
+    def _add_joined(self, ranks: RankSet, stream: list[StreamItem]) -> None:
+        for rank in ranks:
+            if rank in self._joined:
+                raise ProtocolError(f"rank {rank} has joined twice")
+            self._joined[rank] = None
+        for request in list(self._responded.values()):
+            if not self._may_be_cached(request):
+                self._evict(request.name, stream)
+        stream.append(Joined(tuple(ranks)))
+        for name in [name for name, gathering in self._table.items() if self._is_complete(gathering)]:
+            self._decide_name(self._table.pop(name), stream)
+        if len(self._joined) == self._size:
+            stream.append(AllJoined(next(reversed(self._joined))))
+            self._joined.clear()
+
+    def _may_be_cached(self, request: Request) -> bool:
+        """Return whether the response is the same with and without the ranks that have joined."""
+        if request.kind == Kind.barrier:
+            return False  # a cached barrier would save nothing
+        if request.kind in (Kind.allgather, Kind.alltoall) or request.is_in_device_memory:
+            return not self._joined
+        return request.kind != Kind.broadcast or request.root not in self._joined
+
+    def _evict(self, name: str, stream: list[StreamItem]) -> None:
+        slot = self._cache.remove(name)
+        if slot is not None:
+            del self._responded[slot]
+            stream.append(Evict(slot))
+
+    def _decide_name(self, gathering: _Gathering, stream: list[StreamItem]) -> None:
+        """Run or fail a name that all ranks, except those that have joined, have requested."""
+        there = ranks_of(gathering.contributions)
+        absent = tuple(rank for rank in sorted(self._joined) if rank not in there)
+        by_rank = requests_of(gathering.contributions)
+        lowest = by_rank[there.first]
+        reason = find_problem(
+            {self._names[rank]: request for rank, request in by_rank.items()}, absent, self._names
+        )
+        if reason:
+            self._call_sites.forget(lowest.name)
+            stream.append(FailTensor(lowest.name, reason))
+            return
+        self._call_sites.compare(lowest.name)
+        slot = -1
+        if self._may_be_cached(lowest):
+            evicted = self._cache.make_room()
+            if evicted is not None:
+                del self._responded[evicted]
+                stream.append(Evict(evicted))
+            slot = self._cache.add(lowest.name)
+            if slot >= 0:
+                self._responded[slot] = lowest
+        stream.append(Run(lowest, response_rows(by_rank, self._size), slot, absent))
+
+
+# Effects: what a Requester's shell does.
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Store the response in the slot: from now on this rank's request is a hit. Its Execute follows."""
+
+    slot: int
+    request: Request
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Execute this rank's request as the run says, before later items."""
+
+    request: Request
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """Contribute neutral elements to the run, because this rank has joined."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Fail this rank's request. `left`: the rank that has left, or -1 if the requests of the ranks do not match."""
+
+    request: Request
+    reason: str
+    left: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Empty the slot. If a hit is pending on it, take it back and call `Requester.request_again`."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Fail all pending hits: this rank has left, and no item follows."""
+
+    rank: int
+
+
+# Joined, AllJoined, Tune and Leaving are effects, too. After a Leaving every rank wants one more negotiation round.
+Effect = Insert | Execute | Contribute | Failed | Evicted | Joined | AllJoined | Tune | Leaving | Closed
+
+
+def _empty(tensors: Sequence[TensorType]) -> list[TensorType]:
+    return [TensorType(each.dtype, (0,)) for each in tensors]
+
+
+class Requester:
+    """One rank's requests, and its replica of the cache. Its shell holds a lock around every call."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self._size = size
+        self._queue: list[Message] = []
+        self._in_flight: dict[str, Request] = {}  # as misses, whether sent or not
+        self._cached: dict[str, tuple[Request, Run, int]] = {}
+        self._name_by_slot: dict[int, str] = {}
+        self._wants_to_join = self._has_joined = False
+        self._wants_to_leave = self._has_said_so = False
+        self._is_last = False  # the next negotiation round
+        self._left: int | None = None  # the rank that has left
+
+    def submit(self, request: Request, site: str = "") -> int | None:
+        """Return the slot of a hit, or None for a miss, which travels in the next negotiation round.
+
+        `site`: the line that calls an operation without a name, which travels with a miss; "": do not compare lines.
+        Raises UsageError (a ValueError) if the name is in flight as a miss or this rank has joined or is leaving,
+        PeerLostError if a rank has left.
+        """
+        if self._left is not None:
+            raise PeerLostError(f"rank {self._left} has left", self._left)
+        if self._wants_to_leave:
+            raise UsageError(f"tensor '{request.name}' cannot be submitted: this rank is leaving")
+        if self._wants_to_join:
+            raise UsageError(
+                f"tensor '{request.name}' cannot be submitted: this rank has joined; wait until all ranks have joined"
+            )
+        self._refuse_twice(request)
+        cached = self._cached.get(request.name)
+        if cached and cached[0] == request:
+            return cached[2]
+        if site:
+            self._queue.append(CallSite(request.name, site))
+        self._queue_request(request)
+        return None
+
+    def request_again(self, request: Request) -> None:
+        """Request a tensor that was a pending hit on an evicted slot."""
+        self._refuse_twice(request)
+        self._queue_request(request)
+
+    def announce_join(self) -> None:
+        """Announce in the next negotiation round that this rank has run out of data.
+
+        The rank submits nothing until AllJoined. Raises UsageError if it has joined already.
+        """
+        if self._wants_to_join:
+            raise UsageError("this rank has joined already: wait until all ranks have joined")
+        self._wants_to_join = True
+
+    @property
+    def takes_back_hits(self) -> bool:
+        """Whether all pending hits go through `request_again` as the next round begins, which decides about them."""
+        return self._is_last or self._is_joining
+
+    @property
+    def _is_joining(self) -> bool:
+        return self._wants_to_join and not self._has_joined
+
+    def announce_leave(self) -> None:
+        """Announce in the next negotiation round that this rank leaves. A second call does nothing.
+
+        Tensors that all ranks have submitted before still run; the others fail in the following round.
+        """
+        self._wants_to_leave = True
+
+    def take_outbox(self) -> list[Message]:
+        """Return the messages that this rank sends in the negotiation round that begins."""
+        messages, self._queue = self._queue, []
+        if self._is_joining and self._left is None:
+            self._has_joined = True
+            messages.append(JoinData())
+        if self._wants_to_leave and not self._has_said_so and self._left is None:
+            self._has_said_so = True
+            messages.append(LeaveEngine())
+        return messages
+
+    def cached_response(self, name: str) -> tuple[Request, Run, int] | None:
+        """Return this rank's request, the response and the slot of a cached name, or None."""
+        return self._cached.get(name)
+
+    def cached_names(self) -> dict[int, str]:
+        """Return the name that each used slot holds."""
+        return dict(self._name_by_slot)
+
+    def apply_item(self, item: StreamItem) -> list[Effect]:
+        """Return what to do, in order. Raises ProtocolError if the item contradicts earlier ones."""
+        if self._left is not None:
+            raise ProtocolError(f"{item} comes after rank {self._left} has left")
+        match item:
+            case Run():
+                return self._apply_run(item)
+            case Evict(slot):
+                name = self._name_by_slot.pop(slot, None)
+                if name is None:
+                    raise ProtocolError(f"slot {slot} is evicted, but holds nothing")
+                del self._cached[name]
+                return [Evicted(slot)]
+            case FailTensor(name, reason):
+                if self._has_joined and name not in self._in_flight:
+                    return []
+                return [Failed(self._take_in_flight(name), reason)]
+            case Joined() | Tune():
+                return [item]
+            case Leaving():
+                self._is_last = True
+                return [item]
+            case AllJoined():
+                self._wants_to_join = self._has_joined = False
+                return [item]
+            case Left(rank):
+                return self._apply_left(rank)
+
+    def _refuse_twice(self, request: Request) -> None:
+        if request.name in self._in_flight:
+            raise UsageError(
+                f"tensor '{request.name}' is in flight already: wait for it before you submit it again"
+            )
+
+    def _queue_request(self, request: Request) -> None:
+        self._in_flight[request.name] = request
+        self._queue.append(request)
+
+    def _take_in_flight(self, name: str) -> Request:
+        request = self._in_flight.pop(name, None)
+        if request is None:
+            raise ProtocolError(f"tensor '{name}' is decided, but rank {self._rank} has not requested it")
+        return request
+
+    def _apply_run(self, run: Run) -> list[Effect]:
+        if self._rank in run.absent:
+            return self._contribute_to(run)
+        request = self._take_in_flight(run.request.name)
+        self._check_rows(request, run)
+        if run.slot < 0:
+            return [Execute(request, run)]
+        return [self._insert_response(request, run), Execute(request, run)]
+
+    def _contribute_to(self, run: Run) -> list[Effect]:
+        if not self._has_joined or run.request.name in self._in_flight:
+            raise ProtocolError(f"rank {self._rank} is absent from tensor '{run.request.name}'")
+        self._check_rows(replace(run.request, shape=(0,), more=tuple(_empty(run.request.more))), run)
+        if run.slot < 0:
+            return [Contribute(run)]
+        return [self._insert_response(run.request, run), Contribute(run)]
+
+    def _insert_response(self, request: Request, run: Run) -> Insert:
+        if run.slot in self._name_by_slot or request.name in self._cached:
+            raise ProtocolError(f"tensor '{request.name}' goes to slot {run.slot} without an eviction")
+        self._cached[request.name] = (request, run, run.slot)
+        self._name_by_slot[run.slot] = request.name
+        return Insert(run.slot, request, run)
+
+    def _check_rows(self, request: Request, run: Run) -> None:
+        """Raise ProtocolError unless the rows fit the request: native code writes memory by these numbers."""
+        size, rank = self._size, self._rank
+        count = len(request.tensors)
+        expected = {Kind.allgather: size * count, Kind.alltoall: size * size}.get(request.kind, 0)
+        fits = run.request.kind == request.kind and len(run.rows) == expected
+        if fits and request.kind == Kind.allgather:
+            fits = run.rows[rank::size] == tuple(each.rows for each in request.tensors)
+        if fits and request.kind == Kind.alltoall:
+            fits = sum(run.rows[rank * size : (rank + 1) * size]) == request.rows
+        if not fits:
+            raise ProtocolError(f"the response for tensor '{request.name}' is not what rank {rank} requested")
+
+    def _apply_left(self, rank: int) -> list[Effect]:
+        self._left = rank
+        failed = [Failed(request, f"rank {rank} has left", rank) for request in self._in_flight.values()]
+        self._in_flight.clear()
+        self._queue.clear()
+        return [*failed, Closed(rank)]

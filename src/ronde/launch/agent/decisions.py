@@ -1,0 +1,478 @@
+"""What the agent of one node decides, from its first join to its exit. Pure.
+
+An agent joins the rendezvous, runs the workers of its node while a round lasts, and reports how they ended. The
+rendezvous decides on rounds and their members, and `worker_group` on what happens within one run of the workers. The
+agent's events and effects are in `agent_events`.
+
+The agent is in one state, and each state carries its data. `TRANSITIONS` says which method handles an event in which
+state; an event without an entry has no effect. These are all changes of state (a test compares them with the machine):
+
+    Joining                             -- RoundBegan -->    Healthy
+    Healthy                             -- Failing -->       Unhealthy
+    Healthy                             -- WorkersGone -->   Succeeded, AwaitingVerdict
+    Unhealthy, Succeeded                -- WorkersGone -->   AwaitingVerdict     rule 10
+    Healthy, Unhealthy                  -- RoundEnded -->    Stopping
+    Healthy, Unhealthy                  -- Ejected -->       Stopping
+    Stopping                            -- WorkersGone -->   Joining
+    Succeeded, AwaitingVerdict          -- RoundEnded -->    Joining
+    Succeeded, AwaitingVerdict          -- Ejected -->       Joining
+
+    Succeeded                           -- AllSucceeded -->  Ended
+    Succeeded, Joining                  -- AgentTimer -->    Ended       rules 4 and 5
+    AwaitingVerdict                     -- Ejected -->       Ended       rule 7
+    Joining, Succeeded, AwaitingVerdict -- JobClosed, RendezvousBroken, InterruptAgent -->  Ended
+
+    Stopping                            -- AgentTimer -->    Exiting     rule 5
+    Unhealthy                           -- Ejected -->       Exiting     rule 7
+    Healthy, Unhealthy, Stopping        -- JobClosed, RendezvousBroken, InterruptAgent -->  Exiting
+    Exiting                             -- WorkersGone -->   Ended
+
+Rules
+
+1. Workers run only within a round, and one run of them at a time: before it joins again, an agent waits until all
+   processes of the last run have ended.
+2. The first worker that fails without blaming a peer ends the round for all nodes. The agent reports it at once
+   (`ReportFailure`), while its other workers still end. The rendezvous answers whether the job continues.
+3. A worker that fails because it lost a peer is not the cause as long as another worker of this node may be, so the
+   agent reports such a failure when all workers have ended. The rendezvous finds out whether the cause is elsewhere.
+4. When all its workers have succeeded, the agent waits for the other nodes (the exit barrier), because they may still
+   need its store, or may fail and make it start again. It leaves when the barrier's time is up, and has succeeded. It
+   stays while others need a store that it serves: that of the round (group rank 0), or that of the rendezvous.
+5. When a round ends or continues without this node, the agent ends its workers and joins again. Where no other nodes
+   can come (Slurm starts no task again, and -H no agent of a fixed list) and too few are left, the agent ends the job,
+   unless a lost node, which may only have been cut off, is back in time.
+6. Ctrl-C and Ctrl-\\ end the job on all nodes. Other signals take this node away; the others continue if they may.
+7. Where nodes can be replaced (`gives_way`), the first failure of a round when no restart is left costs the job its
+   node, and not its life: the others continue if they may. The rendezvous ejects that node, because a later failure may
+   be only a consequence. The launcher that placed the nodes handles the rest.
+8. Every ending has one reason, and the agent decides nothing after it.
+9. The agent kills its workers at once if the others take this node for dead. They start theirs when the lease of this
+   node has run out (`rendezvous/lease`), and a late checkpoint of the old workers might replace one of the new
+   workers. The others wait for the workers of a node that leaves, so these have time to save.
+10. A worker that has ended with exit code 0 has failed if a rank of another node then waits for it in `ronde.init`
+    (`worker_group`). If it was the last one of its node, the agent learns of the end of its workers a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, ClassVar
+
+from ronde.launch.agent.events import (
+    AgentNotice,
+    AgentTimer,
+    Effect,
+    EndJob,
+    Event,
+    Exit,
+    Failing,
+    InterruptAgent,
+    JoinRound,
+    LeaveJob,
+    ReportFailure,
+    ReportSuccess,
+    SetAgentTimer,
+    StartWorkers,
+    StopWorkers,
+    WorkersGone,
+)
+from ronde.launch.agent.worker_group import TYPED
+from ronde.rendezvous.membership import (
+    AllSucceeded,
+    Budget,
+    Ejected,
+    Failure,
+    JobClosed,
+    NodesLost,
+    NodesWaiting,
+    Notice,
+    RendezvousBroken,
+    Round,
+    RoundBegan,
+    RoundEnded,
+    WorkerFailed,
+)
+
+__all__ = ["FAILED", "UNREACHABLE", "Agent", "TRANSITIONS", "WorkerState"]
+
+FAILED, UNREACHABLE = 1, 2  # exit codes of endings that no worker caused
+
+
+class WorkerState(Enum):
+    """The state of the workers of this node, in the words of torch's elastic agent."""
+
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Too few nodes are left for another round, and no new ones can come: at `ends_ns` the agent ends the job."""
+
+    reason: str
+    ends_ns: int
+
+
+@dataclass(frozen=True)
+class Joining:
+    """No workers; the agent has asked for the next round. `has_begun`: whether this node was in an earlier one."""
+
+    workers: ClassVar = WorkerState.INIT
+    has_begun: bool = False
+    shortage: Shortage | None = None
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """The workers of the round run."""
+
+    workers: ClassVar = WorkerState.HEALTHY
+    round: Round
+
+
+@dataclass(frozen=True)
+class Unhealthy:
+    """A worker has failed, and the agent has reported it; the supervisor ends the other workers."""
+
+    workers: ClassVar = WorkerState.UNHEALTHY
+    round: Round
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class AwaitingVerdict:
+    """The workers have failed and ended; the rendezvous will answer whether the job continues.
+
+    `failure` is the reported one; None if all workers ended without a failure, but not with exit code 0.
+    """
+
+    workers: ClassVar = WorkerState.FAILED
+    round: Round
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class Succeeded:
+    """All workers have succeeded; the agent waits for other nodes until `leaves_ns`; None: as long as they need it."""
+
+    workers: ClassVar = WorkerState.SUCCEEDED
+    round: Round
+    leaves_ns: int | None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The agent ends the workers of a round that is over, or continues without this node, and then joins again."""
+
+    workers: ClassVar = WorkerState.STOPPED
+    shortage: Shortage | None = None
+
+
+@dataclass(frozen=True)
+class Exiting:
+    """The agent ends its workers, or they end after a signal; then the agent exits.
+
+    `exit`: None if the workers' exit code is to be the agent's. `round`: theirs, while it lasts. `has_signal`: whether
+    the agent has passed on a signal to the rendezvous.
+    """
+
+    workers: ClassVar = WorkerState.STOPPED
+    exit: Exit | None
+    round: Round | None = None
+    has_signal: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The agent has ended."""
+
+    exit: Exit
+
+    @property
+    def workers(self) -> WorkerState:
+        return WorkerState.FAILED if self.exit.code else WorkerState.SUCCEEDED
+
+
+State = Joining | Healthy | Unhealthy | AwaitingVerdict | Succeeded | Stopping | Exiting | Ended
+WithWorkers = Healthy | Unhealthy | Stopping | Exiting
+
+KILL = StopWorkers("the others may have gone on", at_once=True)
+
+Next = tuple[State, list[Effect]]  # the next state, and what the shell performs
+_Handler = Callable[["Agent", int, Any, Any], Next]
+
+
+class Agent:
+    """The machine: one agent of a job, in any number of rounds.
+
+    `exit_barrier_ns` is how long to wait for others. `gives_way`: rule 7. `supply`: the number of all nodes that can
+    ever come, None if there is no limit; the job needs `least`, and waits `shortage_ns` for a lost one if it has fewer.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        exit_barrier_ns: int,
+        gives_way: bool = False,
+        supply: int | None = None,
+        least: int = 1,
+        shortage_ns: int = 0,
+    ) -> None:
+        self._budget = budget
+        self._exit_barrier_ns = exit_barrier_ns
+        self._gives_way = gives_way
+        self._supply = supply
+        self._least = least
+        self._shortage_ns = shortage_ns
+        self._lost: set[str] = set()  # by id, nodes that have not come back
+        self._state: State = Joining()
+
+    @property
+    def state(self) -> WorkerState:
+        """The state of this node's workers."""
+        return self._state.workers
+
+    def begin(self) -> list[Effect]:
+        """Return the first effects."""
+        return [JoinRound()]
+
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        """Return the effects of the event, which the shell learned of at `now_ns` of its monotonic clock."""
+        handle = TRANSITIONS.get((type(self._state), type(event)))
+        if handle is None:
+            return []
+        self._state, effects = handle(self, now_ns, self._state, event)
+        return effects
+
+    # Rounds
+
+    def _begin_round(self, _: int, state: Joining, event: RoundBegan) -> Next:
+        round = event.round
+        self._lost -= {node.id for node in round.nodes}
+        return Healthy(round), [StartWorkers(round, round.restarts < self._budget.restarts)]
+
+    def _end_round(
+        self, now_ns: int, state: Healthy | Unhealthy | Succeeded | AwaitingVerdict, event: RoundEnded
+    ) -> Next:
+        round = state.round
+        if round.number != event.number:
+            return state, []
+        shortage = self._find_shortage(now_ns, event.cause, round)
+        notice = AgentNotice(self._describe(event.cause, round))
+        timer = [SetAgentTimer(shortage.ends_ns)] if shortage else []
+        if isinstance(state, WithWorkers):
+            return Stopping(shortage), [notice, StopWorkers("the round is over"), *timer]
+        return Joining(has_begun=True, shortage=shortage), [notice, JoinRound(), *timer]
+
+    def _end_round_while_exiting(self, _: int, state: Exiting, event: RoundEnded) -> Next:
+        if state.round is None or state.round.number != event.number:
+            return state, []
+        return replace(state, round=None), [AgentNotice(self._describe(event.cause, state.round))]
+
+    def _find_shortage(
+        self, now_ns: int, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round
+    ) -> Shortage | None:
+        """Return the shortage that follows from this loss; None if another round can begin."""
+        if self._supply is None or not isinstance(cause, NodesLost):
+            return None
+        self._lost |= cause.ids(round.nodes)
+        left = self._supply - len(self._lost)
+        if left >= self._least:
+            return None
+        are = "is" if left == 1 else "are"
+        reason = (
+            f"{cause.reason}, and nobody starts it again: {left} of {self._supply} nodes {are} left, and the job needs "
+            f"{self._least} (--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer)"
+        )
+        return Shortage(reason, now_ns + self._shortage_ns)
+
+    def _kill_workers(self, _: int, state: Healthy | Unhealthy | Stopping, event: Ejected) -> Next:
+        following = state if isinstance(state, Stopping) else Stopping()
+        return following, [AgentNotice(event.reason), KILL]
+
+    def _kill_workers_and_exit(self, _: int, state: Exiting, event: Ejected) -> Next:
+        return replace(state, round=None), [AgentNotice(event.reason), KILL]
+
+    def _join_again(self, _: int, state: Succeeded | AwaitingVerdict, event: Ejected) -> Next:
+        return Joining(has_begun=True), [AgentNotice(event.reason), JoinRound()]
+
+    def _give_way(self, now_ns: int, state: Unhealthy | AwaitingVerdict, event: Ejected) -> Next:
+        if self._gives_way and (failure := state.failure):
+            exit = Exit(_exit_code(failure), failure.message, failure, gave_way=True)
+            if isinstance(state, Unhealthy):
+                return Exiting(exit, state.round), [LeaveJob(exit.reason)]
+            return Ended(exit), [exit]
+        if isinstance(state, Unhealthy):
+            return self._kill_workers(now_ns, state, event)
+        return self._join_again(now_ns, state, event)
+
+    # Workers
+
+    def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
+        return Unhealthy(state.round, event.failure), [ReportFailure(event.failure)]
+
+    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersGone) -> Next:
+        if event.exit_code == 0:
+            leaves_ns = now_ns + self._exit_barrier_ns
+            return Succeeded(state.round, leaves_ns), [ReportSuccess(), SetAgentTimer(leaves_ns)]
+        report: list[Effect] = [ReportFailure(event.failure)] if event.failure else []
+        return AwaitingVerdict(state.round, event.failure), report
+
+    def _take_back_success(self, _: int, state: Succeeded, event: WorkersGone) -> Next:
+        if event.failure is None:
+            return state, []
+        return AwaitingVerdict(state.round, event.failure), [ReportFailure(event.failure)]
+
+    def _await_verdict(self, _: int, state: Unhealthy, event: WorkersGone) -> Next:
+        return AwaitingVerdict(state.round, state.failure), []
+
+    def _join_next_round(self, _: int, state: Stopping, event: WorkersGone) -> Next:
+        return Joining(has_begun=True, shortage=state.shortage), [JoinRound()]
+
+    def _finish_exit(self, _: int, state: Exiting, event: WorkersGone) -> Next:
+        exit = state.exit or Exit(event.exit_code, event.reason, event.failure)
+        if exit.failure and event.failure and _is_same(exit.failure, event.failure):
+            # The first report told of the worker's exception; its exit code is known only now.
+            exit = Exit(event.exit_code, exit.reason, event.failure, exit.gave_way)
+        return Ended(exit), [exit]
+
+    # Endings
+
+    def _exit(self, state: State, exit: Exit, stop: bool = True) -> Next:
+        """Exit, at once or when the workers have ended; without `stop` their end is already under way."""
+        if not isinstance(state, WithWorkers):
+            return Ended(exit), [exit]
+        effects: list[Effect] = [StopWorkers(exit.reason)] if stop else []
+        if isinstance(state, Exiting):
+            return replace(state, exit=exit), effects
+        return Exiting(exit, None if isinstance(state, Stopping) else state.round), effects
+
+    def _succeed(self, _: int, state: Succeeded, event: AllSucceeded) -> Next:
+        if event.number != state.round.number:
+            return state, []
+        return self._exit(state, Exit(0, "all nodes have succeeded"))
+
+    def _close(self, _: int, state: State, event: JobClosed) -> Next:
+        code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
+        exit = Exit(
+            code,
+            event.reason,
+            event.failure,
+            is_closed=not (event.completed or event.failure),
+            is_surplus=event.was_full,
+        )
+        following, effects = self._exit(state, exit, stop=not isinstance(state, Unhealthy))
+        unneeded = f"{event.reason}; this node was not needed"
+        if event.was_full:
+            unneeded += ", since the job was full: start a job of its own with another id (--rdzv-id)"
+        notice = [AgentNotice(unneeded)] if event.completed else []
+        return following, [*notice, *effects]
+
+    def _break(self, _: int, state: State, event: RendezvousBroken) -> Next:
+        match state:
+            case Succeeded():
+                text = f"the workers of this node have succeeded; how the other nodes end is not known: {event.reason}"
+                following, effects = self._exit(state, Exit(0, text))
+                return following, [AgentNotice(text), *effects]
+            case Unhealthy(_, Failure() as failure) | AwaitingVerdict(_, Failure() as failure):
+                return self._exit(state, Exit(_exit_code(failure), event.reason, failure))
+            case Joining(has_begun=False):
+                return self._exit(state, Exit(UNREACHABLE, event.reason))
+            case _:
+                return self._exit(state, Exit(FAILED, event.reason))
+
+    def _interrupt(self, _: int, state: Healthy | Unhealthy, event: InterruptAgent) -> Next:
+        return Exiting(None, state.round, has_signal=True), [_pass_on(event)]
+
+    def _interrupt_and_exit(self, _: int, state: State, event: InterruptAgent) -> Next:
+        exit = Exit(128 + event.signum, event.reason)
+        if isinstance(state, Stopping):
+            return Exiting(exit, has_signal=True), [_pass_on(event)]
+        return Ended(exit), [_pass_on(event), exit]
+
+    def _interrupt_exit(self, _: int, state: Exiting, event: InterruptAgent) -> Next:
+        return replace(state, has_signal=True), [] if state.has_signal else [_pass_on(event)]
+
+    def _end_short_job(self, now_ns: int, state: Joining | Stopping, event: AgentTimer) -> Next:
+        shortage = state.shortage
+        if shortage is None:
+            return state, []
+        if now_ns < shortage.ends_ns:
+            return state, [SetAgentTimer(shortage.ends_ns)]
+        following, effects = self._exit(state, Exit(FAILED, shortage.reason))
+        return following, [EndJob(shortage.reason), *effects]
+
+    def _leave_barrier(self, now_ns: int, state: Succeeded, event: AgentTimer) -> Next:
+        if state.leaves_ns is None:
+            return state, []
+        if now_ns < state.leaves_ns:
+            return state, [SetAgentTimer(state.leaves_ns)]
+        waited = f"{self._exit_barrier_ns / 1e9:g} s"
+        text = f"the workers of this node have succeeded; waited {waited} for those of other nodes"
+        if event.serves or state.round.group_rank == 0:
+            notice = AgentNotice(f"{text}, and go on waiting: they need the store that is here")
+            return Succeeded(state.round, leaves_ns=None), [notice]
+        following, effects = self._exit(state, Exit(0, text))
+        return following, [AgentNotice(text), LeaveJob(text), *effects]
+
+    # Notices
+
+    def _show(self, _: int, state: State, event: Notice) -> Next:
+        return state, [AgentNotice(event.text)]
+
+    def _describe(self, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round) -> str:
+        match cause:
+            case WorkerFailed(failure):
+                count = f"restart {round.restarts + 1} of {self._budget.restarts}"
+                where = f" on {failure.host}" if len(round.nodes) > 1 else ""
+                return f"{failure.message}{where}; starting all workers again ({count})"
+            case NodesLost(_, reason):
+                return f"{reason}; starting again without"
+            case NodesWaiting(count):
+                return f"{count} more node{'s' if count > 1 else ''} can take part; starting again with more"
+
+
+# An event, its handler, and the states in which the event has an effect.
+_HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
+    (RoundBegan, Agent._begin_round, (Joining,)),
+    (RoundEnded, Agent._end_round, (Healthy, Unhealthy, Succeeded, AwaitingVerdict)),
+    (RoundEnded, Agent._end_round_while_exiting, (Exiting,)),
+    (Ejected, Agent._join_again, (Succeeded,)),
+    (Ejected, Agent._kill_workers, (Healthy, Stopping)),
+    (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
+    (Ejected, Agent._kill_workers_and_exit, (Exiting,)),
+    (Failing, Agent._report_failure, (Healthy,)),
+    (WorkersGone, Agent._judge_workers, (Healthy,)),
+    (WorkersGone, Agent._take_back_success, (Succeeded,)),
+    (WorkersGone, Agent._await_verdict, (Unhealthy,)),
+    (WorkersGone, Agent._join_next_round, (Stopping,)),
+    (WorkersGone, Agent._finish_exit, (Exiting,)),
+    (AllSucceeded, Agent._succeed, (Succeeded,)),
+    (JobClosed, Agent._close, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
+    (RendezvousBroken, Agent._break, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
+    (InterruptAgent, Agent._interrupt, (Healthy, Unhealthy)),
+    (InterruptAgent, Agent._interrupt_and_exit, (Joining, Stopping, Succeeded, AwaitingVerdict)),
+    (InterruptAgent, Agent._interrupt_exit, (Exiting,)),
+    (AgentTimer, Agent._end_short_job, (Joining, Stopping)),
+    (AgentTimer, Agent._leave_barrier, (Succeeded,)),
+    (Notice, Agent._show, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict, Exiting)),
+)
+TRANSITIONS = {(state, event): handler for event, handler, states in _HANDLERS for state in states}
+
+
+def _pass_on(event: InterruptAgent) -> EndJob | LeaveJob:
+    return EndJob(event.reason) if event.signum in TYPED else LeaveJob(event.reason)
+
+
+def _is_same(one: Failure, other: Failure) -> bool:
+    return (one.rank, one.pid, one.host) == (other.rank, other.pid, other.host)
+
+
+def _exit_code(failure: Failure) -> int:
+    return failure.exit_code if failure.exit_code > 0 else 128 - failure.exit_code

@@ -1,0 +1,502 @@
+r"""Decides about the workers of one run, from their start until the last one is gone. Pure.
+
+Rules
+
+1. If every worker ends with exit code 0, so does the job, without a message. One that does so while others run has no
+   effect: ranks that still need it learn of its departure from each other, if they have met. But if another worker has
+   come to a later epoch of the world (`ronde.init`) and waits there, the worker that ended has failed. The shell finds
+   out whether one of another node waits (`WorkerGroup.absent`), also after the last worker has ended.
+2. The first worker to fail is the cause: its exit code is the job's (128 + signal for a killed worker). A worker that
+   fails because it lost a peer is the cause only until another worker fails for another reason. If two failed workers
+   tell when they raised their exceptions, the earlier exception is the cause, whichever worker ends first. A worker has
+   failed as soon as it announces an exception, even if it then exits with 0.
+3. After the first failure the others have a grace period: most notice the failure within a second, and their output
+   helps to explain it. Those that remain get SIGTERM, and after the patience SIGKILL. If all workers start again
+   (`Policy.hurry`), the grace period ends with the cause.
+   A worker that has announced an exception joins threads and runs its exit handlers, which may save something. The
+   grace period lasts until it has ended, but not beyond the farewell, and another reason to stop does not signal it.
+   It lasts as long for a worker that has left the other ranks while another one blames a peer: its exit code is known
+   only when its exit handlers have run, for example after `sys.exit(3)`.
+4. An interrupt (a signal to the supervisor) is forwarded at once. SIGKILL follows after the farewell, in which workers
+   may save their state; after an interrupt typed at a terminal (Ctrl-C, Ctrl-\), where the user waits, it follows after
+   the patience. A second, typed interrupt kills at once. The exit code is 128 + signal, unless a worker failed before.
+   Later failures do not count. SIGPIPE (the supervisor's output is broken) is forwarded as SIGTERM, because Python
+   ignores SIGPIPE.
+5. A worker is gone when its process has exited and no process of its group is left. Processes that outlive the last
+   worker have a second to end, as helpers of Python's multiprocessing do; then they are ended like workers that outlive
+   a failure. They do not affect the result.
+6. `StopGroup` ends all workers by SIGTERM, and after the patience by SIGKILL; with `at_once` by SIGKILL. Later failures
+   do not count.
+7. Every wait ends: processes that survive SIGKILL for the patience are reported and left.
+
+Theory of operation
+
+The phase only moves forward, from any phase to any later one:
+
+    RUNNING --failure--> GRACE --timer--> STOPPING --timer--> KILLING --timer--> FINISHED
+       |                   |                  ^ |                ^
+       +-----interrupt-----+------------------+ +-second Ctrl-C--+
+
+and to FINISHED as soon as all workers are gone. Processes that the last worker leaves behind begin a GRACE, too, or
+shorten it. GRACE, STOPPING and KILLING have one deadline each; an early `GroupTimer` is answered with another
+`SetGroupTimer`, a late one acts at once. The shell reports events in the order in which it learned of them, performs
+the effects in order, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ronde.launch.agent.worker_group_events import (
+    Effect,
+    Event,
+    Exited,
+    Finish,
+    GroupTimer,
+    InterruptGroup,
+    NotStarted,
+    SetGroupTimer,
+    SignalWorkers,
+    Started,
+    StopGroup,
+    Vacated,
+    WorkerJoined,
+    WorkerJoins,
+    WorkerLeft,
+    WorkerMissed,
+    WorkerRaised,
+    WorkerReplaced,
+)
+
+__all__ = [
+    "HASTY",
+    "TYPED",
+    "Absent",
+    "Policy",
+    "Worker",
+    "WorkerGroup",
+    "describe_interrupt",
+    "name_ranks",
+]
+
+GRACE_NS, PATIENCE_NS, FAREWELL_NS = 3 * 10**9, 5 * 10**9, 30 * 10**9
+SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
+TYPED = (SIGINT, SIGQUIT)  # Ctrl-C and Ctrl-\, by a user who waits at a terminal
+HASTY = (*TYPED, SIGPIPE)  # workers get no time to save their state
+LEAVING_NS = 1_000_000_000  # how long processes may take to end after their worker
+UNCAUGHT = 1  # the exit code of a Python process after an exception
+CANNOT_START = 126  # the exit code of shells for a command that exists but cannot start
+
+# These have the same numbers on every supported Linux; messages give the others by number.
+_SIGNAL_NAMES = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
+    23: "SIGURG", 24: "SIGXCPU", 25: "SIGXFSZ", 30: "SIGPWR", 31: "SIGSYS",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Time limits: `grace_ns` for workers to notice a failure, `patience_ns` from SIGTERM to SIGKILL.
+
+    `hurry`: the workers start again, so the supervisor does not wait for their output. `stop_signum`: the signal that
+    asks them to end. `farewell_ns`: how long workers may take to end after a signal from outside that was not typed.
+    """
+
+    grace_ns: int = GRACE_NS
+    patience_ns: int = PATIENCE_NS
+    hurry: bool = False
+    stop_signum: int = SIGTERM
+    farewell_ns: int = FAREWELL_NS
+
+
+class GroupPhase(IntEnum):
+    """How far the group has come; it never goes back."""
+
+    RUNNING = 0
+    GRACE = 1
+    STOPPING = 2
+    KILLING = 3
+    FINISHED = 4
+
+
+@dataclass(slots=True)
+class Worker:
+    """The state of one worker."""
+
+    rank: int
+    pid: int
+    started_ns: int
+    ended_ns: int = 0
+    returncode: int | None = None  # None while its process runs
+    blames_peer: bool = False
+    leftovers: bool = False
+    raised_ns: int = 0
+    raised: str = ""  # the exception that it announced
+    has_left: bool = False  # the other ranks
+    epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
+    is_joining: bool = False  # it waits in `ronde.init` for the others
+    missed_by: tuple[int, ...] = ()  # the ranks that wait for it, although it has ended with exit code 0
+    program: str = ""  # by which it has replaced its own, without leaving the others
+    signum: int = 0  # the last signal that it got from the supervisor while its process ran
+    problem: str = ""  # why it could not start
+
+    @property
+    def gone(self) -> bool:
+        """Whether no process of it is left."""
+        return self.returncode is not None and not self.leftovers
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether it has ended with exit code 0, without a signal of the supervisor."""
+        return self.gone and self.returncode == 0 and not self.raised and not self.signum
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has announced an exception and its process still runs."""
+        return bool(self.raised) and self.returncode is None
+
+    @property
+    def may_be_cause(self) -> bool:
+        """Whether it has left the other ranks, still runs, and may yet fail for a reason of its own."""
+        return self.has_left and self.returncode is None and not self.signum and not self.blames_peer
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether it failed before the supervisor sent it a signal."""
+        return bool(self.raised or self.missed_by or self.program) or (
+            self.returncode not in (None, 0) and not self.signum
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """Its exit code, or minus the signal that killed it.
+
+        1 if it raised and then ended with 0 or by a signal, or if others wait for it in vain or have lost it.
+        """
+        if self.missed_by or ((self.raised or self.program) and (self.signum or not self.returncode)):
+            return UNCAUGHT
+        return self.returncode or 0
+
+    def causes(self, other: Worker) -> bool:
+        """Whether it is the cause of the failure rather than a worker that failed before."""
+        if self.blames_peer != other.blames_peer:
+            return other.blames_peer
+        return 0 < self.raised_ns < other.raised_ns
+
+    def describe(self) -> str:
+        """Return the beginning of a sentence: the rank and how it ended."""
+        if self.problem:
+            return f"rank {self.rank} could not be started: {self.problem}"
+        took = f"after {(self.ended_ns - self.started_ns) / 1e9:.1f} s"
+        who = f"rank {self.rank} (pid {self.pid})"
+        if self.raised and (self.signum or not self.returncode):
+            return f"{who} raised {self.raised} {took}"
+        if self.program:
+            return (
+                f"{who} left the other ranks without ronde.shutdown() {took}: it replaced its program by "
+                f"`{self.program}` (os.exec*), or closed its connections"
+            )
+        if self.missed_by:
+            calling = "calling ronde.init() again" if self.epochs else "calling ronde.init()"
+            waiting = f"{name_ranks(self.missed_by)} wait{'s' if len(self.missed_by) == 1 else ''}"
+            return f"{who}, for which {waiting}, ended with exit code 0 {took} without {calling}"
+        if self.returncode is None:
+            return f"{who} still runs"
+        if self.returncode >= 0:
+            return f"{who} failed with exit code {self.returncode} {took}"
+        hint = " (out of memory?)" if self.returncode == -SIGKILL and not self.signum else ""
+        return f"{who} was killed by {signal_name(-self.returncode)} {took}{hint}"
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A worker that has ended with exit code 0, after it had come to the last of `epochs` epochs."""
+
+    rank: int
+    epochs: int
+
+
+class WorkerGroup:
+    """The machine: one attempt at running one group of workers of given ranks."""
+
+    def __init__(self, ranks: Iterable[int], policy: Policy | None = None) -> None:
+        self._unstarted = set(ranks)
+        self._policy = policy or Policy()
+        self._phase = GroupPhase.RUNNING
+        self._deadline_ns = 0  # of the phase, if it has one
+        self._given_ns = 0  # how long the phase may last
+        self._grace_since_ns = 0
+        self._failed: Worker | None = None
+        self._interrupt = 0  # the signal of the first interrupt
+        self.workers: dict[int, Worker] = {}
+
+    @property
+    def _asking(self) -> int:
+        return self._policy.stop_signum
+
+    @property
+    def cause(self) -> int | None:
+        """The rank of the cause, once a worker has failed for another reason than a lost peer; else None."""
+        return self._failed.rank if self._failed and not self._failed.blames_peer else None
+
+    @property
+    def awaits_exit(self) -> bool:
+        """Whether a worker has left the other ranks and still runs: its exit code may be the cause of failures."""
+        return any(worker.may_be_cause for worker in self.workers.values())
+
+    @property
+    def absent(self) -> Absent | None:
+        """The worker that ranks of other nodes would miss first; None if none has ended, or if the run has failed."""
+        if self._failed or self._interrupt or self._phase in (GroupPhase.STOPPING, GroupPhase.KILLING):
+            return None
+        ended = [worker for worker in self.workers.values() if worker.has_succeeded]
+        first = min(ended, key=lambda worker: (worker.epochs, worker.rank), default=None)
+        return Absent(first.rank, first.epochs) if first else None
+
+    @property
+    def phase(self) -> GroupPhase:
+        """How far the group has come."""
+        return self._phase
+
+    def step(self, now_ns: int, event: Event) -> list[Effect]:
+        """Return the effects of the event, of which the shell learned at `now_ns` of its monotonic clock."""
+        if self._phase == GroupPhase.FINISHED:
+            return self._noted_at_the_end(event)
+        match event:
+            case Started():
+                self._unstarted.discard(event.rank)
+                self.workers[event.rank] = Worker(event.rank, event.pid, now_ns)
+                effects: list[Effect] = []
+            case NotStarted():
+                effects = self._not_started(now_ns, event)
+            case WorkerRaised():
+                effects = self._raised(now_ns, event)
+            case WorkerJoins() | WorkerJoined() | WorkerLeft() | WorkerMissed() | WorkerReplaced():
+                effects = self._noted(now_ns, event)
+            case Exited():
+                effects = self._exited(now_ns, event)
+            case Vacated():
+                self.workers[event.rank].leftovers = False
+                effects = self._check_joins(now_ns)
+            case InterruptGroup():
+                effects = self._interrupted(now_ns, event.signum)
+            case StopGroup():
+                effects = self._unwanted(now_ns, event)
+            case GroupTimer():
+                effects = self._timer(now_ns)
+        if not self._unstarted and not self._remaining():
+            return [self._finish("")]
+        return effects
+
+    def _remaining(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for rank, worker in self.workers.items() if not worker.gone))
+
+    def _not_started(self, now_ns: int, event: NotStarted) -> list[Effect]:
+        worker = Worker(event.rank, 0, now_ns, now_ns, CANNOT_START, problem=event.problem)
+        self.workers[event.rank] = worker
+        self._unstarted.clear()
+        self._failed = self._failed or worker
+        return self._stop(now_ns, self._asking, f"rank {event.rank} could not be started")
+
+    def _raised(self, now_ns: int, event: WorkerRaised) -> list[Effect]:
+        worker = self.workers.get(event.rank)
+        if worker is None or worker.returncode is not None or worker.raised or worker.signum:
+            return []
+        worker.raised, worker.ended_ns = event.what, now_ns
+        worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
+        return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
+
+    def _replaced(self, now_ns: int, worker: Worker, program: str) -> list[Effect]:
+        if worker.returncode is not None or worker.failed_by_itself or worker.signum:
+            return []
+        worker.program, worker.ended_ns = program, now_ns
+        return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
+
+    def _noted(
+        self, now_ns: int, event: WorkerJoins | WorkerJoined | WorkerLeft | WorkerMissed | WorkerReplaced
+    ) -> list[Effect]:
+        worker = self.workers.get(event.rank)
+        if worker is None:
+            return []
+        if isinstance(event, WorkerReplaced):
+            return self._replaced(now_ns, worker, event.program)
+        if isinstance(event, WorkerLeft):
+            worker.has_left = True
+            return []
+        if isinstance(event, WorkerMissed):
+            return self._failed_by_itself(now_ns, worker) if self._note_missed(worker, event.by) else []
+        worker.is_joining = isinstance(event, WorkerJoins)
+        if isinstance(event, WorkerJoins):
+            worker.epochs = max(worker.epochs, event.epoch + 1)
+        return self._check_joins(now_ns)
+
+    def _check_joins(self, now_ns: int) -> list[Effect]:
+        """Fail a worker that has ended with exit code 0, and for which others wait in `ronde.init`."""
+        if self._phase != GroupPhase.RUNNING:
+            return []
+        for worker in self.workers.values():
+            if worker.has_succeeded:
+                worker.missed_by = tuple(
+                    rank
+                    for rank, other in sorted(self.workers.items())
+                    if other.returncode is None and other.is_joining and other.epochs > worker.epochs
+                )
+                if worker.missed_by:
+                    return self._failed_by_itself(now_ns, worker)
+        return []
+
+    def _note_missed(self, worker: Worker, by: int) -> bool:
+        """Note that a rank of another node waits for this worker. Return whether the worker has failed by that."""
+        if self.absent is None or not worker.has_succeeded:
+            return False
+        worker.missed_by = (by,)
+        return True
+
+    def _noted_at_the_end(self, event: Event) -> list[Effect]:
+        if isinstance(event, WorkerMissed) and (worker := self.workers.get(event.rank)):
+            if self._note_missed(worker, event.by):
+                self._failed = worker
+                return [self._finish("")]
+        return []
+
+    def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
+        worker = self.workers[event.rank]
+        worker.returncode, worker.leftovers = event.returncode, event.leftovers
+        if not worker.raised:
+            worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
+        if not ((worker.raised and worker.signum) or worker.program):  # else the announcement has the time
+            worker.ended_ns = now_ns
+        effects: list[Effect] = []
+        if worker.failed_by_itself and not self._interrupt:
+            effects = self._failed_by_itself(now_ns, worker)
+        elif worker.has_left and self._failed and self._phase == GroupPhase.GRACE:
+            effects = self._failed_by_itself(now_ns, self._failed)  # it was not the cause
+        if self._phase < GroupPhase.STOPPING and self._only_leftovers():
+            if self._phase < GroupPhase.GRACE or now_ns + LEAVING_NS < self._deadline_ns:
+                return effects + self._enter(GroupPhase.GRACE, now_ns, LEAVING_NS)
+        return effects or self._check_joins(now_ns)
+
+    def _failed_by_itself(self, now_ns: int, worker: Worker) -> list[Effect]:
+        if self._failed not in (None, worker) and not worker.causes(self._failed):
+            return []
+        self._failed = worker
+        if self._phase >= GroupPhase.STOPPING:
+            return []
+        if self._policy.hurry and not worker.blames_peer and not worker.is_ending:
+            return self._stop(now_ns, self._asking, f"rank {worker.rank} failed", spare=True)
+        if self._phase < GroupPhase.GRACE:
+            self._grace_since_ns = now_ns
+            self._deadline_ns = now_ns + self._policy.grace_ns
+        awaits_cause = worker.blames_peer and self.awaits_exit
+        if worker.is_ending or awaits_cause:
+            until_ns = self._grace_since_ns + max(self._policy.grace_ns, self._policy.farewell_ns)
+        else:
+            until_ns = min(self._deadline_ns, now_ns + self._policy.grace_ns)
+        return self._enter(GroupPhase.GRACE, now_ns, max(1, until_ns - now_ns))
+
+    def _only_leftovers(self) -> bool:
+        running = any(worker.returncode is None for worker in self.workers.values())
+        return not self._unstarted and not running and bool(self._remaining())
+
+    def _interrupted(self, now_ns: int, signum: int) -> list[Effect]:
+        again = self._interrupt != 0
+        self._interrupt = self._interrupt or signum
+        self._unstarted.clear()  # no further worker starts
+        if self._phase == GroupPhase.KILLING or not self.workers:
+            return []
+        if again and signum in TYPED:
+            return self._kill(now_ns, f"{'Ctrl-C' if signum == SIGINT else signal_name(signum)} again")
+        asking = self._asking if signum == SIGPIPE else signum
+        given_ns = self._policy.patience_ns if signum in HASTY else self._policy.farewell_ns
+        return self._stop(now_ns, asking, describe_interrupt(signum), given_ns)
+
+    def _unwanted(self, now_ns: int, event: StopGroup) -> list[Effect]:
+        if event.at_once and self._phase < GroupPhase.KILLING:
+            return self._kill(now_ns, event.reason)
+        stops = self._phase < GroupPhase.STOPPING
+        return self._stop(now_ns, self._asking, event.reason, spare=True) if stops else []
+
+    def _timer(self, now_ns: int) -> list[Effect]:
+        if self._phase == GroupPhase.RUNNING:
+            return []
+        if now_ns < self._deadline_ns:
+            return [SetGroupTimer(self._deadline_ns)]
+        if self._phase == GroupPhase.GRACE:
+            if self._only_leftovers():
+                return self._stop(now_ns, self._asking, "the workers have ended but left processes behind")
+            assert self._failed is not None
+            waited = f"{round((now_ns - self._failed.ended_ns) / 1e9, 1):g} s"
+            what = f"raised {self._failed.raised}" if self._failed.is_ending else "failed"
+            if self._failed.missed_by:
+                what = "ended"
+            elif self._failed.program:
+                what = "replaced its program"
+            return self._stop(
+                now_ns, self._asking, f"still running {waited} after rank {self._failed.rank} {what}"
+            )
+        if self._phase == GroupPhase.STOPPING:
+            return self._kill(now_ns, f"still running {self._given_ns / 1e9:g} s later")
+        return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
+
+    def _stop(
+        self, now_ns: int, signum: int, reason: str, given_ns: int | None = None, *, spare: bool = False
+    ) -> list[Effect]:
+        """Signal all workers to end within the patience or `given_ns`. A second call does not extend the time.
+
+        `spare`: do not signal those that are about to end after an exception.
+        """
+        spared = {rank for rank, worker in self.workers.items() if spare and worker.is_ending}
+        effects = self._signal(signum, reason, spared)
+        if self._phase < GroupPhase.STOPPING:
+            effects += self._enter(
+                GroupPhase.STOPPING, now_ns, self._policy.patience_ns if given_ns is None else given_ns
+            )
+        return effects
+
+    def _kill(self, now_ns: int, reason: str) -> list[Effect]:
+        return [
+            *self._signal(SIGKILL, reason),
+            *self._enter(GroupPhase.KILLING, now_ns, self._policy.patience_ns),
+        ]
+
+    def _signal(self, signum: int, reason: str, spared: Collection[int] = ()) -> list[Effect]:
+        ranks = tuple(rank for rank in self._remaining() if rank not in spared)
+        for rank in ranks:
+            if self.workers[rank].returncode is None:
+                self.workers[rank].signum = signum
+        return [SignalWorkers(ranks, signum, reason)] if ranks else []
+
+    def _enter(self, phase: GroupPhase, now_ns: int, given_ns: int) -> list[Effect]:
+        self._phase, self._given_ns = phase, given_ns
+        self._deadline_ns = now_ns + given_ns
+        return [SetGroupTimer(self._deadline_ns)]
+
+    def _finish(self, remark: str) -> Finish:
+        self._phase = GroupPhase.FINISHED
+        if failed := self._failed:
+            code = failed.exit_code
+            return Finish(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
+        if self._interrupt:
+            return Finish(128 + self._interrupt, describe_interrupt(self._interrupt) + remark)
+        return Finish(0, f"{name_ranks(self.workers)} succeeded{remark}")
+
+
+def describe_interrupt(signum: int) -> str:
+    """Return why the job ends after a signal to the launcher."""
+    if signum == SIGPIPE:
+        return "the output cannot be written any more"
+    return "interrupted by Ctrl-C" if signum == SIGINT else f"ended by {signal_name(signum)}"
+
+
+def signal_name(signum: int) -> str:
+    """Return the signal's name, such as SIGKILL."""
+    return _SIGNAL_NAMES.get(signum, f"signal {signum}")
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return "rank 1" or "ranks 1, 3"."""
+    listed = sorted(ranks)
+    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(map(str, listed))

@@ -1,0 +1,1 @@
+"""A job on Kubernetes: its objects, its Pods, and how it ends."""

@@ -1,0 +1,1 @@
+"""How the nodes of a job find each other: `participant` decides, `over_store` performs."""

@@ -1,0 +1,423 @@
+"""The rendezvous of nodes that share a store: the shell of `rendezvous`.
+
+One thread steps the machine: it waits for news and for the machine's next time, never for the store; the threads of a
+`StoreSession` do that. If the store is lost, another thread searches for it, or for another one, and the machine goes
+on there with a new session. Without a session the machine still gets the time, so workers end when the lease does.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
+from ronde.net.event_queue import EventQueue
+from ronde.rendezvous.effects import Effect, Event, NotifyAgent, Probe, Probed, Tick
+from ronde.rendezvous.ended_job import succeed_ended_job
+from ronde.rendezvous.membership import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
+from ronde.rendezvous.participant import Participant
+from ronde.rendezvous.probes import find_ended
+from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.state import ALIVE, JobTerms, alive_key
+from ronde.rendezvous.store_session import StoreSession
+from ronde.stores.base import Store
+
+__all__ = ["StoreAccess", "FoundStore", "OverStore"]
+
+NAMED_HOSTS = 8
+LONGEST_WAIT_NS = 60 * 10**9
+CLOSE_NS = 3 * 10**9
+CONNECT_NS = 10**9  # for one attempt, so that `close` does not wait longer
+LEAST_NS = 10**8  # for the last attempt
+LEAST_SILENCE_NS = 2 * 10**9  # of the store, before a notice
+LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to end
+STRANGE = (
+    "does it belong to another job? Then choose another port; otherwise give all nodes the same RONDE_JOB_KEY"
+)
+REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
+
+_log = logging.getLogger(__name__)
+
+
+class FoundStore(NamedTuple):
+    """The result of a search. `gone`: the ids of nodes that died with the last store; `is_elsewhere`: another store."""
+
+    store: Store
+    gone: Collection[str]
+    is_elsewhere: bool
+
+
+class StoreAccess(Protocol):
+    """How to reach the store of a backend."""
+
+    def open_store(self, timeout_ns: int) -> Store:
+        """Return a client. Raises TimeoutError if there is no store yet, other errors if there never will be."""
+
+    def describe_node(self, node: Node) -> Node:
+        """Return the node's description with `meeting`: where its agent listens, and may serve another store."""
+
+    def find_store(
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> FoundStore | None:
+        """Return a client of the lost store or of the one that replaces it; None if there is none, or `go_on` is false.
+
+        Called in a separate thread. `nodes`: of the last round. `were_there`: the ids of those that were at the store
+        until its end showed; None if it is only silent.
+        """
+
+    def call_nodes(self, is_here: bool) -> None:
+        """Call nodes at the old address to this store if the job surely goes on here (`is_here`), else stop calling."""
+
+    def open_store_at(self, address: str) -> Store:
+        """Return a client of the store to which this node was called. Raises as `open_store`."""
+
+    def serves_store(self) -> bool:
+        """Return whether this node serves the store."""
+
+    def last_refusal(self) -> str:
+        """Return a description of the last connection that the store served here has refused, or ""."""
+
+    def close(self, others: Callable[[int], None]) -> None:
+        """Stop serving. `others(timeout_ns)` waits until the other nodes are gone."""
+
+
+class OverStore:
+    """The `Rendezvous` of a node over a store.
+
+    `wish`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the store.
+    """
+
+    def __init__(
+        self, rules: Rules, access: StoreAccess, wish: int = -1, start_timeout_ns: int = 300 * 10**9
+    ) -> None:
+        self._rules = rules
+        self._start_timeout_ns = min(start_timeout_ns, rules.join_timeout_ns)
+        self._access = access
+        self._wish = wish
+        self._participant = Participant(rules)
+        self._events: EventQueue[RendezvousEvent] = EventQueue()
+        self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
+        self._session: StoreSession | None = None
+        self._old_sessions: list[StoreSession] = []  # their threads may still be ending
+        self._thread: threading.Thread | None = None
+        self._node = ""
+        self._terms: JobTerms | None = None
+        self._is_closing = False
+        self._close_by_ns = 0
+        self._is_lost = False
+        self._search: threading.Thread | None = None
+        self._has_reported_silence = False  # of the store
+        self._has_moved = False  # to another store
+        self._failed_from: StoreSession | None = (
+            None  # this node was called away from it, and could not connect
+        )
+
+    # Calls of the agent
+
+    def fileno(self) -> int:
+        return self._events.fileno()
+
+    def events(self) -> list[RendezvousEvent]:
+        return self._events.take()
+
+    def join(self, node: Node, budget: Budget) -> None:
+        if self._wish >= 0:
+            node = replace(node, wish=self._wish)
+        self._node, self._terms = node.id, JobTerms.of(self._rules, budget)
+        now_ns = time.monotonic_ns()  # the store may take a while
+        # `describe_node` needs the store: only then it is known whether this node serves it.
+        self._news.put(lambda: self._participant.join(now_ns, self._access.describe_node(node), budget))
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="ronde-rendezvous", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def fail(self, failure: Failure) -> None:
+        self._news.put(lambda: self._participant.fail(failure))
+
+    def succeed(self) -> None:
+        self._news.put(lambda: self._participant.succeed(time.monotonic_ns()))
+
+    def note_awaited_exit(self, awaits_exit: bool) -> None:
+        self._news.put(lambda: self._participant.note_awaited_exit(time.monotonic_ns(), awaits_exit))
+
+    def end_job(self, reason: str) -> None:
+        self._news.put(lambda: self._participant.end_job(reason))
+
+    def leave(self, reason: str, ends_within_ns: int = 0) -> None:
+        self._news.put(lambda: self._participant.leave(reason, ends_within_ns))
+
+    def serves_others(self) -> bool:
+        return self._access.serves_store()
+
+    def close(self) -> None:
+        """Send what is still to be sent, and close all. A second call does nothing."""
+        if self._is_closing:
+            return
+        self._close_by_ns = deadline_ns = time.monotonic_ns() + CLOSE_NS
+        self._is_closing = True
+        self._news.put(None)
+        if self._thread:
+            self._thread.join(CLOSE_NS / 1e9)
+        if self._search:
+            self._search.join(max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9))
+            self._close_found_store()
+        session = self._session
+        is_done = session is not None and not self._is_lost and session.finish(deadline_ns)
+        others = self._participant.others if is_done else []
+        self._access.close(lambda timeout_ns: self._wait_until_gone(others, timeout_ns))
+        if session:
+            self._end_session(session)
+        for session in self._old_sessions:
+            session.finish(deadline_ns)
+        self._events.close()
+
+    def _close_found_store(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                if news := self._news.get_nowait():
+                    news()  # its effects are void, but it closes a store that was found
+
+    def _wait_until_gone(self, others: Sequence[str], timeout_ns: int) -> None:
+        """Wait for the other nodes, which read the end of the job from the store that this node serves."""
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        known: dict[str, bytes | None] = {alive_key(node): ALIVE for node in others}
+        try:
+            while self._session and known and (left_ns := deadline_ns - time.monotonic_ns()) > 0:
+                for key in self._session.store.watch(known, left_ns):
+                    del known[key]
+        except RondeError:
+            return
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._open_first_store()
+            while self._handle_next():
+                pass
+            while self._is_ending_job():
+                self._handle_next()
+        except Exception as error:  # or the agent would wait forever
+            _log.exception("the rendezvous has failed")
+            self._is_lost = True
+            self._perform(self._participant.give_up(f"the rendezvous has failed: {error!r}"))
+
+    def _open_first_store(self) -> None:
+        """Open the store as soon as it exists."""
+        deadline_ns = time.monotonic_ns() + self._start_timeout_ns
+        has_reported = False
+        while not self._is_closing:
+            left_ns = deadline_ns - time.monotonic_ns()
+            try:
+                if store := self._succeed_ended_job(
+                    self._access.open_store(max(min(left_ns, CONNECT_NS), LEAST_NS))
+                ):
+                    self._begin_session(store)
+                return
+            except TimeoutError as error:
+                if left_ns <= CONNECT_NS:
+                    message = str(error).partition("for the store ")[2] or str(error)
+                    waited = f"waited {self._start_timeout_ns / 1e9:g} s for the store {message}"
+                    self._give_up(f"{waited}; {REMEDY}")
+                    return
+                if not has_reported:
+                    self._events.put(Notice(str(error)))
+                has_reported = True
+            except AuthenticationError as error:
+                self._give_up(f"{error}; {STRANGE}")
+                return
+            except RondeError as error:
+                self._give_up(str(error))
+                return
+
+    def _succeed_ended_job(self, store: Store) -> Store | None:
+        """Return the store if this node may take part there. Raises TimeoutError if it is gone again."""
+        assert self._terms
+        silence_ns = self._rules.silence_ns
+        patience_ns = max(silence_ns, LEAVING_NS)
+        try:
+            reason = succeed_ended_job(store, self._terms, patience_ns, lambda: not self._is_closing)
+        except PeerLostError as error:  # the job there ended, and with it the node that served the store
+            store.close()
+            time.sleep(LEAST_NS / 1e9)
+            raise TimeoutError(str(error), operation="store", waited_ns=LEAST_NS) from None
+        except BaseException:
+            store.close()
+            raise
+        if reason:
+            store.close()
+            self._give_up(reason)
+            return None
+        return store
+
+    def _begin_session(self, store: Store) -> None:
+        self._session = StoreSession(store, self._node, self._on_event, self._on_loss, self._on_moved)
+
+    def _end_session(self, session: StoreSession) -> None:
+        session.close()
+        self._session, self._has_reported_silence = None, False
+        self._old_sessions = [each for each in self._old_sessions if not each.finish(0)] + [session]
+
+    def _give_up(self, reason: str) -> None:
+        self._is_lost = True
+        self._perform(self._participant.give_up(reason))
+
+    def _on_event(self, session: StoreSession, event: Event) -> None:
+        """Queue an event; called by a session's threads."""
+
+        def step() -> list[Effect]:
+            return self._participant.step(time.monotonic_ns(), event) if session is self._session else []
+
+        self._news.put(step)
+
+    def _on_loss(self, session: StoreSession, error: Exception) -> None:
+        """Queue the loss of the store; called by a session's threads."""
+        self._news.put(lambda: self._search_store(session, error))
+
+    def _on_moved(self, session: StoreSession, address: str) -> None:
+        """Queue a call elsewhere; called by a session's threads."""
+        self._news.put(lambda: self._move_to(session, address))
+
+    def _move_to(self, session: StoreSession, address: str) -> list[Effect]:
+        """Move to the store of the others. The state of this node is of a job that it has begun alone."""
+        if session is not self._session or self._is_lost or self._is_done():
+            return []
+        if session is self._failed_from and self._has_moved:
+            return []  # a frozen node may call to a store that the others have left together with this one
+        try:
+            store = self._access.open_store_at(address)
+        except RondeError as error:  # the caller has died, or is overloaded; it calls again
+            _log.info("%s", error)
+            self._failed_from = session
+            return []
+        self._end_session(session)
+        self._begin_session(store)
+        return self._participant.enter_store(time.monotonic_ns(), forget=f"the job goes on at {address}")
+
+    def _search_store(self, session: StoreSession, error: Exception) -> list[Effect]:
+        """Start the search for the lost store or another one."""
+        if session is not self._session or self._is_lost or self._is_done():
+            return []
+        _log.info("%s", error)
+        has_broken = isinstance(error.__cause__ or error.__context__, ConnectionError)  # not a timeout
+        broke_now = has_broken and self._participant.store_silence.is_fresh(time.monotonic_ns())
+        if not broke_now and self._rules.rehost and not self._has_reported_silence:
+            self._events.put(Notice(f"{error}; looking for it and for the other nodes"))
+        self._end_session(session)
+        nodes = self._participant.roster
+        were_there = self._participant.store_identity.present_nodes if broke_now else None
+        self._participant.lose_store(broke_now)
+
+        def search() -> None:
+            try:
+                found = self._access.find_store(nodes, were_there, lambda: not self._is_done())
+                reason = f"the rendezvous cannot go on: {error}"
+                if not found and nodes and self._rules.rehost:
+                    hosts = ", ".join(
+                        sorted({node.host for node in nodes if node.id != self._node})[:NAMED_HOSTS]
+                    )
+                    reason += f"; too few of the other nodes could be reached instead ({hosts})"
+            except Exception as failure:
+                found, reason = None, f"the rendezvous cannot go on: {failure}"
+            self._news.put(lambda: self._resume_at(found, reason))
+
+        self._search = threading.Thread(target=search, name="ronde-rendezvous-search", daemon=True)
+        self._search.start()
+        return []
+
+    def _resume_at(self, found: FoundStore | None, reason: str) -> list[Effect]:
+        """Go on at the store that was found, or give up."""
+        if self._is_lost or self._is_done() or found is None:
+            if found:
+                found.store.close()
+            self._is_lost = True
+            return self._participant.give_up(reason)
+        self._begin_session(found.store)
+        self._has_moved = self._has_moved or found.is_elsewhere
+        return self._participant.enter_store(time.monotonic_ns(), found.gone, elsewhere=found.is_elsewhere)
+
+    def _probe_agents(self, asked: Probe) -> None:
+        """Probe agents in a separate thread, because that takes a while."""
+
+        def probe() -> None:
+            event = Probed.of(asked, find_ended(asked.addresses))
+            self._news.put(lambda: self._participant.step(time.monotonic_ns(), event))
+
+        threading.Thread(target=probe, name="ronde-rendezvous-probe", daemon=True).start()
+
+    def _is_done(self) -> bool:
+        """Return whether `close` was called and this node has nothing left to send."""
+        return self._is_closing and not self._is_ending_job()
+
+    def _is_ending_job(self) -> bool:
+        """Return whether this node is ending the job, with time left to write that, or to find the store for it."""
+        may_say = not self._is_lost and (self._session is not None or self._search is not None)
+        return may_say and self._participant.is_ending and time.monotonic_ns() < self._close_by_ns
+
+    def _handle_next(self) -> bool:
+        """Wait for one piece of news or the next time, and handle it; return whether to go on."""
+        wait_ns = LONGEST_WAIT_NS
+        if self._participant.has_joined:  # also without a store, because the lease may run out
+            wait_ns = self._participant.wake_ns - time.monotonic_ns()
+            if wait_ns <= 0:  # before news, which may never cease
+                self._tick(time.monotonic_ns())
+        if self._is_closing:
+            wait_ns = min(wait_ns, self._close_by_ns - time.monotonic_ns())
+        try:
+            news = self._news.get(timeout=max(wait_ns, 0) / 1e9)
+        except queue.Empty:
+            return True
+        if news is None:
+            return False
+        self._perform(news())
+        if self._has_reported_silence:
+            self._watch_store()
+        if self._has_moved:
+            self._access.call_nodes(self._participant.store_identity.is_calling)
+        return True
+
+    def _tick(self, now_ns: int) -> None:
+        # Before the agent asks for a place in the next round: a node that has asked there does not count elsewhere.
+        must_leave = self._participant.must_end_workers(now_ns)
+        effects = self._participant.step(now_ns, Tick())
+        self._watch_store(must_leave)
+        self._perform(effects)
+
+    def _watch_store(self, must_leave: bool = False) -> None:
+        """Report a silent store, and leave it when its silence is so long that the others take this node for lost."""
+        session, now_ns = self._session, time.monotonic_ns()
+        if session is None or self._participant.is_over:
+            return
+        silent_ns, limit_s = self._participant.store_silence.silent_ns(now_ns), self._rules.silence_ns / 1e9
+        is_silent = silent_ns >= max(self._rules.heartbeat_ns * 3 // 2, LEAST_SILENCE_NS)
+        if is_silent != self._has_reported_silence:
+            what = f"has not answered for {silent_ns / 1e9:.1f} s" if is_silent else "answers again"
+            then = f"; after {limit_s:g} s the workers here would be ended" if is_silent else ""
+            self._events.put(Notice(f"the store at {session.store.address} {what}{then}"))
+            self._has_reported_silence = is_silent
+        if self._rules.rehost and (must_leave or self._participant.store_silence.is_cut_off(now_ns)):
+            self._perform(
+                self._search_store(
+                    session,
+                    PeerLostError(f"the store at {session.store.address} has not answered for {limit_s:g} s"),
+                )
+            )
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, NotifyAgent):
+                event = effect.event
+                if isinstance(event, RendezvousBroken) and (refusal := self._access.last_refusal()):
+                    event = RendezvousBroken(f"{event.reason}; the store here {refusal}")
+                self._events.put(event)
+            elif isinstance(effect, Probe):
+                self._probe_agents(effect)
+            elif self._session and not self._is_lost:
+                self._session.perform(effect)

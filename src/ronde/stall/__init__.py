@@ -1,0 +1,1 @@
+"""Operations that wait too long: which ranks are missing, and where they are."""

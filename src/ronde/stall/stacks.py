@@ -1,0 +1,118 @@
+"""The stacks of this process's threads: from the interpreter, or, if it does not answer, from a signal handler.
+
+`formatted` asks a healthy interpreter. `Dump` prepares the other way: at a certain signal, faulthandler writes the
+stacks of all threads into a file in memory. Only the native watch thread sends it, and only to itself, so it disturbs
+no thread of the program. The signal is a real-time signal without a handler; if every one has a handler, reports show
+no stacks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import traceback
+from types import FrameType
+
+from ronde import _native
+from ronde.net.own_descriptors import close_own, file_identity
+from ronde.stall.reports import MOST_FRAMES
+
+__all__ = ["Dump", "call_site", "formatted", "main_ident", "places_of_waits"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LONGEST_FILE_NAME = 60  # characters of a call site's file
+
+
+def main_ident() -> int:
+    """Return the id of the main thread."""
+    return threading.main_thread().ident or 0
+
+
+def formatted() -> str:
+    """Return the stacks of all threads but Ronde's own, the main thread's first, the innermost call first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main_ident()):
+        name = names.get(ident, "without a name")
+        if name.startswith("ronde-"):
+            continue
+        lines.append("main thread:" if ident == main_ident() else f"thread {name}:")
+        for each in reversed(traceback.extract_stack(frame)[-MOST_FRAMES:]):
+            lines.append(f"  File {each.filename!r}, line {each.lineno} in {each.name}".replace("'", '"'))
+            if each.line:
+                lines.append(f"    {each.line}")
+    return "\n".join(lines)
+
+
+def places_of_waits() -> list[str]:
+    """Return the lines of the program whose calls of Ronde its threads are in."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    places = []
+    for ident, frame in sys._current_frames().items():
+        name = "main thread" if ident == main_ident() else names.get(ident, "a thread without a name")
+        if name.startswith("ronde-") or not _is_ours(frame):
+            continue
+        caller = _first_of_the_program(frame)
+        if caller is not None:
+            code = caller.f_code
+            places.append(f'File "{code.co_filename}", line {caller.f_lineno} in {code.co_name} ({name})')
+    return places
+
+
+def call_site() -> str:
+    """Return the line of the program that calls Ronde in this thread: "train.py:12"; "" if the caller is not Python."""
+    caller = _first_of_the_program(sys._getframe())
+    if caller is None:
+        return ""
+    return f"{os.path.basename(caller.f_code.co_filename)[-_LONGEST_FILE_NAME:]}:{caller.f_lineno}"
+
+
+def _first_of_the_program(frame: FrameType) -> FrameType | None:
+    caller: FrameType | None = frame
+    while caller is not None and _is_ours(caller):
+        caller = caller.f_back
+    return caller
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+class Dump:
+    """A file that a signal fills with stacks, and one for forked children. `signal`: 0 if no signal is free."""
+
+    def __init__(self) -> None:
+        self.signal, self.file, self.childrens_file = 0, -1, -1
+        # Programs that use real-time signals take the first or the last ones.
+        free = [
+            each
+            for each in range(signal.SIGRTMAX - 3, signal.SIGRTMIN + 3, -1)
+            if not _native.has_handler(each)
+        ]
+        if not free:
+            return
+        self.file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
+        self.childrens_file = os.memfd_create("ronde-stacks", os.MFD_CLOEXEC)
+        self._identities = {each: file_identity(each) for each in (self.file, self.childrens_file)}
+        faulthandler.register(free[0], file=self.file, all_threads=True, chain=False)
+        self.signal = free[0]
+
+    def close(self) -> None:
+        """Remove the signal handler, and close the files."""
+        if self.signal:
+            faulthandler.unregister(self.signal)
+            self._close(self.file)
+            self._close(self.childrens_file)
+            self.signal = 0
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: write stacks for the parent from now on (stall/child_stacks)."""
+        if self.signal:
+            faulthandler.register(self.signal, file=self.childrens_file, all_threads=True, chain=False)
+            self._close(self.file)
+
+    def _close(self, descriptor: int) -> None:
+        close_own(descriptor, self._identities[descriptor])

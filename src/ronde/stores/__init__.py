@@ -1,0 +1,1 @@
+"""Maps from names to bytes in which ranks and nodes meet."""

@@ -1,0 +1,135 @@
+"""A store inside one process, for ranks that are threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from ronde.errors import UsageError
+from ronde.stores.base import check_key, check_value, waited_in_vain
+from ronde.stores.table import Table
+from ronde.stores.table_reader import TableReader
+
+__all__ = ["MemoryStore"]
+
+Found = TypeVar("Found")
+
+
+class _Content:
+    """The content that clients of a store share: the table, and the waiting poppers by queue. `changed` guards it."""
+
+    def __init__(self) -> None:
+        self.table = Table()
+        self.changed = threading.Condition()
+        self.poppers: dict[bytes, deque[object]] = {}
+
+
+class MemoryStore(TableReader):
+    """The `Store` of one process. Its threads may share the object; a waiting thread does not block the others.
+
+    `fork` returns another client of the same content; the keys that a client holds go when it is closed.
+    """
+
+    def __init__(self) -> None:
+        self._content = _Content()
+        self._open = True
+
+    @property
+    def address(self) -> str:
+        return "memory"
+
+    def set(self, key: str, value: bytes) -> None:
+        encoded, value = check_key(key), check_value(key, value)
+        self._change_table(lambda table: table.set(encoded, value))
+
+    def add(self, key: str, amount: int) -> int:
+        encoded = check_key(key)
+        return self._change_table(lambda table: table.add(encoded, amount))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        encoded = check_key(key)
+        expected, desired = check_value(key, expected), check_value(key, desired)
+        return self._change_table(lambda table: table.compare_set(encoded, expected, desired))
+
+    def delete_key(self, key: str) -> bool:
+        encoded = check_key(key)
+        return self._change_table(lambda table: table.delete(encoded))
+
+    def append(self, key: str, value: bytes) -> None:
+        encoded, value = check_key(key), check_value(key, value)
+        self._change_table(lambda table: table.append(encoded, value))
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
+        self._change_table(lambda table: table.multi_set(encoded))
+
+    def delete_prefix(self, prefix: str) -> int:
+        encoded = check_key(prefix)
+        keys, queues = self._change_table(lambda table: table.delete_prefix(encoded))
+        return len(keys) + len(queues)
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        encoded, value = check_key(queue), check_value(queue, value)
+        self._change_table(lambda table: table.push(encoded, value))
+
+    def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
+        encoded, me = check_key(queue), object()
+        content = self._content
+        with content.changed:
+            line = content.poppers.setdefault(encoded, deque())
+            line.append(me)
+            try:
+                value = self._wait_until(
+                    lambda table: table.pop(encoded) if line[0] is me else None, (), timeout_ns
+                )
+            finally:
+                line.remove(me)
+                if not line:
+                    del content.poppers[encoded]
+                content.changed.notify_all()  # another thread is the first now
+        if value is None:
+            raise waited_in_vain(queue, self.address, timeout_ns)
+        return value
+
+    def hold(self, key: str, value: bytes) -> None:
+        encoded, value = check_key(key), check_value(key, value)
+        self._change_table(lambda table: table.hold(encoded, value, self))
+
+    def fork(self) -> MemoryStore:
+        self._query_table(lambda _: None, ())  # raises if closed
+        other = MemoryStore()
+        other._content = self._content
+        return other
+
+    def close(self) -> None:
+        with self._content.changed:
+            if self._open:
+                self._change_table(lambda table: table.release_holder(self))
+            self._open = False
+
+    def _query_table(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
+        with self._content.changed:
+            if not self._open:
+                raise UsageError("this client of the store in memory has been closed")
+            return query(self._content.table)
+
+    def _change_table(self, change: Callable[[Table], Found]) -> Found:
+        with self._content.changed:
+            found = self._query_table(change, None)
+            self._content.changed.notify_all()
+            return found
+
+    def _wait_until(
+        self, query: Callable[[Table], Found | None], names: Sequence[bytes], timeout_ns: int
+    ) -> Found | None:
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        with self._content.changed:
+            while (found := self._query_table(query, names)) is None:
+                left_ns = deadline_ns - time.monotonic_ns()
+                if left_ns <= 0:
+                    break
+                self._content.changed.wait(min(left_ns / 1e9, threading.TIMEOUT_MAX))
+            return found

@@ -1,0 +1,205 @@
+"""Merged requests say what the ranks have said: by example, and for all that ranks may say along any tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ronde.engine.merging import (
+    Batch,
+    BatchReader,
+    Contribution,
+    batch_of,
+    batch_of_outboxes,
+    encode_batch,
+    merge_batches,
+)
+from ronde.engine.messages import CallSite, LeaveEngine, Message, Request, encode_requests
+from ronde.engine.negotiation import Coordinator
+from ronde.engine.tree import children, ranks_under
+from ronde.errors import ProtocolError
+from ronde.rank_set import RankSet
+from ronde.types import DType, Kind
+
+GRAD = Request(Kind.allreduce, "grad", DType.float32, (3, 4))
+
+
+def words(*shape: int) -> Request:
+    return Request(Kind.allgather, "words", DType.int64, shape)
+
+
+def parts(rows: int, *splits: int) -> Request:
+    return Request(Kind.alltoall, "parts", DType.float64, (rows, 2), splits=splits)
+
+
+def ranks(*each: int) -> RankSet:
+    return RankSet.of(each)
+
+
+def said(*by_rank: list[Message]) -> Batch:
+    return merge_batches([batch_of(ranks(rank), messages) for rank, messages in enumerate(by_rank)])
+
+
+def sent(batch: Batch) -> Batch:
+    return BatchReader().read(encode_batch(batch), batch.ranks)
+
+
+class TestMerge:
+    def test_what_is_equal_is_said_once(self) -> None:
+        other = replace(GRAD, name="other")
+        batch = said([GRAD], [other, GRAD], [GRAD], [])
+        assert batch == Batch(
+            ranks(0, 1, 2, 3), (Contribution(ranks(0, 1, 2), GRAD), Contribution(ranks(1), other))
+        )
+
+    def test_what_must_not_differ_is_kept_apart(self) -> None:
+        odd = replace(GRAD, dtype=DType.float64)
+        assert said([GRAD], [odd], [GRAD]).contributions == (
+            Contribution(ranks(0, 2), GRAD),
+            Contribution(ranks(1), odd),
+        )
+
+    def test_rows_that_may_differ_are_kept_by_rank(self) -> None:
+        [told] = said([words(2, 5)], [words(0, 5)], [words(7, 5)]).contributions
+        assert told == Contribution(ranks(0, 1, 2), words(2, 5), ((2,), (0,), (7,)))
+        assert told.request(2) == words(7, 5)
+        [told] = said([parts(4)], [parts(3, 3, 0)]).contributions
+        assert told == Contribution(ranks(0, 1), parts(4), ((4,), (3, 3, 0)))
+        assert told.request(1) == parts(3, 3, 0)
+
+    def test_ranks_that_come_later_may_be_lower(self) -> None:
+        late = Batch(ranks(1, 5), (Contribution(ranks(1, 5), words(4), ((4,), (5,))),))
+        early = Batch(ranks(0, 3), (Contribution(ranks(0, 3), words(9)),))
+        [told] = merge_batches([late, early]).contributions
+        assert told == Contribution(ranks(0, 1, 3, 5), words(9), ((9,), (4,), (9,), (5,)))
+
+    def test_leaves_come_last(self) -> None:
+        assert [
+            told.message for told in said([LeaveEngine()], [GRAD, LeaveEngine()], [GRAD]).contributions
+        ] == [
+            GRAD,
+            LeaveEngine(),
+        ]
+
+    def test_nobody_says_a_thing_twice_or_after_a_leave(self) -> None:
+        with pytest.raises(ProtocolError, match="rank 1 has requested tensor 'grad' twice"):
+            said([GRAD], [GRAD, GRAD])
+        with pytest.raises(ProtocolError, match="rank 0 sends a message after it has left"):
+            said([LeaveEngine(), GRAD])
+        with pytest.raises(ProtocolError, match="rank 0 comes twice"):
+            merge_batches([batch_of(ranks(0), []), batch_of(ranks(0), [])])
+
+    def test_equal_texts_are_read_once(self) -> None:
+        same, other = encode_requests([GRAD, words(3)]), encode_requests([words(4)])
+        batch = batch_of_outboxes({3: same, 4: other, 5: same, 6: b""})
+        rows = Contribution(ranks(3, 4, 5), words(3), ((3,), (4,), (3,)))
+        assert batch == Batch(ranks(3, 4, 5, 6), (Contribution(ranks(3, 5), GRAD), rows))
+
+
+class TestTravel:
+    def test_nothing_is_no_bytes(self) -> None:
+        assert encode_batch(said([], [])) == b""
+        assert sent(said([], [])) == Batch(ranks(0, 1))
+
+    def test_equal_requests_of_all_are_as_large_as_one(self) -> None:
+        many = merge_batches([batch_of(ranks(rank), [GRAD]) for rank in range(1000)])
+        assert len(encode_batch(many)) == len(encode_requests([GRAD])) + 1
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"",
+            b"x",
+            b"\t",
+            b"\tx",
+            b"[[],[[1]]]\t[]",
+            b'\t[["LeaveEngine"],["LeaveEngine"]]',
+            b'[]\t[["LeaveEngine"]]',
+            b'[[[0,9]],[]]\t[["LeaveEngine"]]',
+            b'[[[1,0]],[]]\t[["LeaveEngine"]]',
+            b'[[[0,1],[1,1]],[]]\t[["LeaveEngine"]]',
+            b'[[[0,true]],[]]\t[["LeaveEngine"]]',
+            b'[[],[[1],[1],[1]]]\t[["LeaveEngine"]]',
+            b'[[[0,0]],[["x"]]]\t' + encode_requests([words(1)]),
+            b"[[[0,0]],[[2]]]\t" + encode_requests([words(1)]),
+            b"[[[0,1]],[[1]]]\t" + encode_requests([words(1)]),
+            b"[[[0,0]],[[1]]]\t" + encode_requests([GRAD]),
+        ],
+    )
+    def test_malformed_lines_are_refused(self, line: bytes) -> None:
+        good = encode_requests([GRAD])
+        with pytest.raises(ProtocolError):
+            BatchReader().read(b"\t" + good + b"\n" + line, ranks(0, 1, 2))
+
+
+# Anything that ranks may say, along any tree.
+
+REQUESTS = st.one_of(
+    st.builds(lambda rows: words(rows, 5), st.integers(0, 3)),
+    st.sampled_from([words(), words(1), words(1, 2, 3), GRAD, replace(GRAD, root=1)]),
+    st.builds(
+        lambda splits: parts(sum(splits), *splits), st.lists(st.integers(0, 2), min_size=3, max_size=5)
+    ),
+    st.builds(parts, st.integers(0, 12)),
+    st.builds(lambda root: Request(Kind.broadcast, "root", DType.int8, (2,), root=root), st.integers(-1, 5)),
+)
+OUTBOXES = st.builds(
+    lambda sites, requests, leaves: [
+        *(CallSite(name, site) for name, site in sites.items()),
+        *{request.name: request for request in requests}.values(),
+        *leaves,
+    ],
+    st.dictionaries(st.sampled_from(["grad", "words"]), st.sampled_from(["train.py:12", "train.py:15"])),
+    st.lists(REQUESTS, max_size=4),
+    st.sampled_from([[], [], [], [LeaveEngine()]]),
+)
+
+
+def along_a_tree(outboxes: list[list[Message]], host_of: list[int], arity: int) -> list[Batch]:
+    """What arrives at rank 0; every batch travels as bytes."""
+    hosts = sorted(set(host_of), key=host_of.index)
+    ranks_of_host = [[rank for rank, each in enumerate(host_of) if each == host] for host in hosts]
+
+    def at(host: int) -> list[Batch]:
+        own = batch_of_outboxes({rank: encode_requests(outboxes[rank]) for rank in ranks_of_host[host]})
+        reader = BatchReader()
+        return [own] + [
+            reader.read(encode_batch(merge_batches(at(child))), ranks_under(child, ranks_of_host, arity))
+            for child in children(host, len(hosts), arity)
+        ]
+
+    return at(0)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[list[Message]], list[int], int]:
+    outboxes = draw(st.lists(OUTBOXES, min_size=1, max_size=9))
+    host_of = [draw(st.integers(0, 5)) for _ in outboxes]
+    return outboxes, host_of, draw(st.integers(1, 4))
+
+
+@given(worlds())
+def test_every_rank_is_understood_whatever_the_tree(
+    world: tuple[list[list[Message]], list[int], int],
+) -> None:
+    outboxes, host_of, arity = world
+    understood: list[list[Message]] = [[] for _ in outboxes]
+    for batch in along_a_tree(outboxes, host_of, arity):
+        for told in batch.contributions:
+            for rank in told.ranks:
+                understood[rank].append(
+                    told.request(rank) if isinstance(told.message, Request) else told.message
+                )
+    for heard, outbox in zip(understood, outboxes):
+        assert sorted(map(str, heard)) == sorted(map(str, outbox))
+
+
+@given(worlds())
+def test_the_same_is_decided_whatever_the_tree(world: tuple[list[list[Message]], list[int], int]) -> None:
+    outboxes, host_of, arity = world
+    star = Coordinator(len(outboxes), 0).step(outboxes)
+    tree = Coordinator(len(outboxes), 0).step_merged(along_a_tree(outboxes, host_of, arity))
+    assert sorted(map(str, tree)) == sorted(map(str, star))
