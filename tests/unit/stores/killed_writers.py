@@ -1,6 +1,6 @@
 """A program: writers of a file store that are killed at any moment, one after the other and several at a time.
 
-    python -m tests.unit.net.stores.killed_writers PATH SEED KILLS
+    python -m tests.unit.stores.killed_writers PATH SEED KILLS
 
 Each writer says through a pipe which of its changes have been acknowledged. After every kill another client looks
 whether all of those are there, and of what was not acknowledged at most the next change.

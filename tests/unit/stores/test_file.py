@@ -35,7 +35,7 @@ def content(path: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "kills"), [(1, 25), pytest.param(2, 100, marks=pytest.mark.slow)])
 def test_nothing_acknowledged_is_lost_when_writers_are_killed(path: Path, seed: int, kills: int) -> None:
-    command = [sys.executable, "-m", "tests.unit.net.stores.killed_writers", str(path), str(seed), str(kills)]
+    command = [sys.executable, "-m", "tests.unit.stores.killed_writers", str(path), str(seed), str(kills)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     assert f"{kills} killed" in done.stdout
