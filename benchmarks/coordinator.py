@@ -29,7 +29,7 @@ from ronde.types import DType, Kind
 TENSORS = 160
 RANKS_PER_HOST = 8
 CAPACITY = 1024
-NOTE_BYTES = 512  # of cpp/watch.cc
+NOTE_BYTES = 512  # of cpp/failures/watch.cc
 SLOTS_PER_NOTE = 93  # of cpp/engine/leader.cc
 SHAPES = ((64, 3, 7, 7), (64,), (256, 64, 1, 1), (512, 512, 3, 3), (2048,), (1000, 2048))
 FLAT, LEADERS = "every rank to rank 0", "one leader per host to rank 0"

@@ -29,7 +29,7 @@
 #include "algorithms/adasum_vectors.h"
 #include "algorithms/chunks.h"
 #include "algorithms/over_links.h"
-#include "function_ref.h"
+#include "base/function_ref.h"
 
 namespace ronde {
 namespace {

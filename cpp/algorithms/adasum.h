@@ -18,10 +18,10 @@
 #include <span>
 
 #include "algorithms/hierarchical.h"
-#include "call.h"
-#include "group.h"
-#include "host_group.h"
-#include "scratch.h"
+#include "base/scratch.h"
+#include "communicator/call.h"
+#include "host/group.h"
+#include "host/host_group.h"
 
 namespace ronde {
 

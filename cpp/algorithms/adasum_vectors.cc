@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 namespace ronde {
 namespace {

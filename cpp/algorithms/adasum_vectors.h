@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "algorithms/chunks.h"
-#include "types.h"
+#include "base/types.h"
 
 namespace ronde {
 

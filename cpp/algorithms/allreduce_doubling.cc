@@ -11,7 +11,7 @@
 #include <bit>
 
 #include "algorithms/over_links.h"
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 namespace ronde {
 

@@ -15,7 +15,7 @@
 
 #include "algorithms/chunks.h"
 #include "algorithms/over_links.h"
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 namespace ronde {
 namespace {

@@ -20,7 +20,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 namespace ronde {
 namespace {

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "algorithms/select.h"
-#include "call.h"
-#include "host_group.h"
-#include "mesh.h"
-#include "scratch.h"
+#include "base/scratch.h"
+#include "communicator/call.h"
+#include "host/host_group.h"
+#include "links/mesh.h"
 
 namespace ronde {
 

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <vector>
 
-#include "host_group.h"
-#include "take_over.h"
+#include "host/host_group.h"
+#include "system/take_over.h"
 
 namespace ronde {
 namespace {

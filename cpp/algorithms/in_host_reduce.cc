@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "algorithms/chunks.h"
-#include "host_group.h"
-#include "reduce.h"
-#include "take_over.h"
+#include "host/host_group.h"
+#include "kernels/reduce.h"
+#include "system/take_over.h"
 
 namespace ronde {
 namespace {

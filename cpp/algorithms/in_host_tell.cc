@@ -14,9 +14,9 @@
 #include <numeric>
 #include <string>
 
-#include "error.h"
-#include "host_group.h"
-#include "take_over.h"
+#include "base/error.h"
+#include "host/host_group.h"
+#include "system/take_over.h"
 
 namespace ronde {
 namespace {

@@ -18,12 +18,12 @@
 #include <span>
 
 #include "algorithms/chunks.h"
-#include "call.h"
-#include "function_ref.h"
-#include "group.h"
-#include "reduction.h"
-#include "scratch.h"
-#include "types.h"
+#include "base/function_ref.h"
+#include "base/scratch.h"
+#include "base/types.h"
+#include "communicator/call.h"
+#include "host/group.h"
+#include "kernels/reduction.h"
 
 namespace ronde {
 

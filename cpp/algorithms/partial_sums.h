@@ -4,9 +4,9 @@
 
 #include <cstddef>
 
-#include "reduce.h"
-#include "reduction.h"
-#include "scratch.h"
+#include "base/scratch.h"
+#include "kernels/reduce.h"
+#include "kernels/reduction.h"
 
 namespace ronde {
 

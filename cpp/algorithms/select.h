@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "reduction.h"
-#include "types.h"
+#include "base/types.h"
+#include "kernels/reduction.h"
 
 namespace ronde {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "communicator.h"
+#include "communicator/communicator.h"
 #include "engine/signature.h"
 
 namespace ronde {

@@ -24,7 +24,7 @@
 #include <span>
 #include <vector>
 
-#include "bell.h"
+#include "waiting/bell.h"
 
 namespace ronde {
 

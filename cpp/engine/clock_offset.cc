@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "base/steady_clock.h"
 #include "engine/clock_note.h"
-#include "error.h"
-#include "steady_clock.h"
 
 namespace ronde {
 namespace {

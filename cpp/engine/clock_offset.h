@@ -10,7 +10,7 @@
 #include <mutex>
 #include <span>
 
-#include "communicator.h"
+#include "communicator/communicator.h"
 
 namespace ronde {
 

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "bell.h"
-#include "futex.h"
+#include "system/futex.h"
+#include "waiting/bell.h"
 
 namespace ronde {
 

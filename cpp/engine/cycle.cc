@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "block_signals.h"
+#include "base/steady_clock.h"
 #include "engine/rows.h"
-#include "steady_clock.h"
+#include "system/block_signals.h"
 
 namespace ronde {
 namespace {

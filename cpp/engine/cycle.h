@@ -24,7 +24,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "communicator.h"
+#include "base/function_ref.h"
+#include "communicator/communicator.h"
 #include "engine/board.h"
 #include "engine/completion.h"
 #include "engine/leader.h"
@@ -33,7 +34,6 @@
 #include "engine/recorder.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
-#include "function_ref.h"
 
 namespace ronde {
 

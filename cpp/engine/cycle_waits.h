@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/cycle.h"
-#include "waits.h"
+#include "waiting/waits.h"
 
 namespace ronde {
 

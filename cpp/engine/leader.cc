@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/steady_clock.h"
 #include "engine/tree.h"
-#include "steady_clock.h"
 
 namespace ronde {
 namespace {

@@ -29,7 +29,7 @@
 #include <span>
 #include <vector>
 
-#include "communicator.h"
+#include "communicator/communicator.h"
 #include "engine/board.h"
 #include "engine/leader_note.h"
 

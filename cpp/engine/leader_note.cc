@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/error.h"
 #include "engine/board.h"
-#include "error.h"
 
 namespace ronde {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "watch_message.h"
+#include "failures/watch_message.h"
 
 namespace ronde {
 

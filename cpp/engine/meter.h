@@ -16,7 +16,7 @@
 #include <mutex>
 #include <vector>
 
-#include "steady_clock.h"
+#include "base/steady_clock.h"
 
 namespace ronde {
 

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "error.h"
-#include "reduction.h"
+#include "base/error.h"
+#include "kernels/reduction.h"
 
 namespace ronde {
 namespace {

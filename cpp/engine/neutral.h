@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "types.h"
+#include "base/types.h"
 
 namespace ronde {
 

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/types.h"
 #include "engine/completion.h"
-#include "types.h"
 
 namespace ronde {
 

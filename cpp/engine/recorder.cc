@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "base/steady_clock.h"
 #include "engine/runner.h"
-#include "steady_clock.h"
 
 namespace ronde {
 

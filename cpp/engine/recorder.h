@@ -15,13 +15,13 @@
 #include <string_view>
 #include <vector>
 
-#include "communicator.h"
+#include "base/function_ref.h"
+#include "base/steady_clock.h"
+#include "base/types.h"
+#include "communicator/communicator.h"
 #include "engine/board.h"
 #include "engine/clock_offset.h"
 #include "engine/timeline.h"
-#include "function_ref.h"
-#include "steady_clock.h"
-#include "types.h"
 
 namespace ronde {
 

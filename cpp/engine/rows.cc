@@ -1,6 +1,6 @@
 #include "engine/rows.h"
 
-#include "error.h"
+#include "base/error.h"
 
 namespace ronde {
 namespace {

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "communicator.h"
+#include "communicator/communicator.h"
 #include "engine/backend.h"
 #include "engine/recorder.h"
 #include "engine/signature.h"

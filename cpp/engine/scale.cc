@@ -5,7 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "reduce_kernels.h"
+#include "kernels/reduce_kernels.h"
 
 namespace ronde {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "types.h"
+#include "base/types.h"
 
 namespace ronde {
 

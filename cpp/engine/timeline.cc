@@ -10,11 +10,11 @@
 #include <cstring>
 #include <utility>
 
-#include "block_signals.h"
+#include "base/error.h"
+#include "base/steady_clock.h"
 #include "engine/recorder.h"
-#include "error.h"
-#include "futex.h"
-#include "steady_clock.h"
+#include "system/block_signals.h"
+#include "system/futex.h"
 
 namespace ronde {
 namespace {

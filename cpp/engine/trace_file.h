@@ -18,7 +18,7 @@
 #include <string>
 #include <string_view>
 
-#include "descriptor.h"
+#include "system/descriptor.h"
 
 namespace ronde {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <iterator>
 
-#include "types.h"
+#include "base/types.h"
 
 namespace ronde {
 namespace {

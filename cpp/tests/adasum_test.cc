@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "algorithms/adasum_vectors.h"
-#include "error.h"
+#include "base/error.h"
+#include "kernels/reduce.h"
+#include "kernels/reduce_kernels.h"
 #include "rank_communicators.h"
 #include "rank_threads.h"
-#include "reduce.h"
-#include "reduce_kernels.h"
 #include "reduce_reference.h"
 
 using namespace ronde;

@@ -1,5 +1,5 @@
 // Test vectors of RFC 8439 (2.8.2 and A.5), messages of all lengths, and messages that a connection must refuse.
-#include "aead.h"
+#include "links/aead.h"
 
 #include <malloc.h>
 #include <openssl/crypto.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "check.h"
-#include "sealer.h"
+#include "links/sealer.h"
 
 namespace ronde {
 namespace {

@@ -1,5 +1,5 @@
 // Rings of a bell whose owner sleeps in poll(2).
-#include "bell.h"
+#include "waiting/bell.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -1,6 +1,6 @@
 // Whole communicators with threads as ranks: one host, several hosts, failures. Compares every operation with plain
 // loops.
-#include "communicator.h"
+#include "communicator/communicator.h"
 
 #include <sys/socket.h>
 #include <unistd.h>

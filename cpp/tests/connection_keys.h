@@ -1,7 +1,7 @@
 // Fixed keys for both ends of a test's connection.
 #pragma once
 
-#include "sealer.h"
+#include "links/sealer.h"
 
 namespace ronde::testing {
 

@@ -1,6 +1,6 @@
 // The minimum that coordinate descent finds: checked by its optimality conditions, and against one known in closed
 // form.
-#include "coordinate_descent.h"
+#include "kernels/coordinate_descent.h"
 
 #include <cmath>
 #include <random>

@@ -17,8 +17,8 @@
 #include "check.h"
 #include "engine/cycle.h"
 #include "engine/neutral.h"
+#include "kernels/reduce.h"
 #include "rank_communicators.h"
-#include "reduce.h"
 
 namespace ronde {
 namespace {

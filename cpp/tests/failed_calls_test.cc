@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "algorithms/adasum.h"
+#include "base/error.h"
+#include "base/scratch.h"
 #include "check.h"
-#include "error.h"
 #include "host_group_ranks.h"
-#include "scratch.h"
 
 namespace ronde {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "check.h"
+#include "host/symmetric.h"
 #include "rank_communicators.h"
-#include "symmetric.h"
 
 namespace ronde {
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "check.h"
-#include "host_group.h"
-#include "host_segment.h"
+#include "host/host_group.h"
+#include "host/host_segment.h"
 
 namespace ronde::testing {
 

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
-#include "host_group.h"
+#include "host/host_group.h"
+#include "host/host_segment.h"
 #include "host_group_ranks.h"
-#include "host_segment.h"
 
 namespace ronde {
 namespace {

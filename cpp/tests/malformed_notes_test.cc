@@ -12,7 +12,7 @@
 #include "engine/cycle_waits.h"
 #include "engine/rows.h"
 #include "rank_communicators.h"
-#include "stalls.h"
+#include "waiting/stalls.h"
 
 namespace ronde {
 namespace {

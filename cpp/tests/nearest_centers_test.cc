@@ -1,5 +1,5 @@
 // Compares every kernel of every instruction set of this machine with a plain scalar computation, bit by bit.
-#include "nearest_centers.h"
+#include "kernels/nearest_centers.h"
 
 #include <cmath>
 #include <cstdint>
@@ -7,10 +7,10 @@
 #include <random>
 #include <vector>
 
+#include "base/error.h"
+#include "base/scratch.h"
 #include "check.h"
-#include "error.h"
-#include "reduce_kernels.h"
-#include "scratch.h"
+#include "kernels/reduce_kernels.h"
 
 namespace ronde {
 namespace {

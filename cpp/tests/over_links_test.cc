@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "algorithms/select.h"
+#include "kernels/reduce.h"
 #include "rank_threads.h"
-#include "reduce.h"
 
 using namespace ronde;
 using namespace ronde::testing;

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "check.h"
-#include "communicator.h"
+#include "communicator/communicator.h"
 #include "connection_keys.h"
 
 namespace ronde::testing {

@@ -17,9 +17,9 @@
 
 #include "check.h"
 #include "connection_keys.h"
-#include "mesh.h"
-#include "shm_link.h"
-#include "tcp_link.h"
+#include "links/mesh.h"
+#include "links/shm_link.h"
+#include "links/tcp_link.h"
 
 namespace ronde::testing {
 

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "types.h"
+#include "base/types.h"
 
 namespace ronde {
 

@@ -1,5 +1,5 @@
 // Compares every kernel of every instruction set of this machine with a plain scalar computation.
-#include "reduce.h"
+#include "kernels/reduce.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "check.h"
-#include "error.h"
-#include "reduce_kernels.h"
+#include "kernels/reduce_kernels.h"
 #include "reduce_reference.h"
 
 namespace ronde {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "reduce_kernels.h"
+#include "kernels/reduce_kernels.h"
 
 namespace ronde {
 namespace {

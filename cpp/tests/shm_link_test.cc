@@ -1,5 +1,5 @@
 // The link in shared memory: the conformance suite of links, and counters that only a broken peer writes.
-#include "shm_link.h"
+#include "links/shm_link.h"
 
 #include "link_suite.h"
 

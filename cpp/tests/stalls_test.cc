@@ -1,6 +1,6 @@
 // The stall inspection with threads as ranks: the submissions and the progress of all ranks, in one note or several;
 // stacks with and without the interpreter; a sleep that ends with a submission.
-#include "stalls.h"
+#include "waiting/stalls.h"
 
 #include <algorithm>
 #include <barrier>
@@ -8,10 +8,10 @@
 #include <thread>
 #include <vector>
 
-#include "call_waits.h"
 #include "check.h"
 #include "engine/cycle_waits.h"
 #include "rank_communicators.h"
+#include "waiting/call_waits.h"
 
 namespace ronde {
 namespace {

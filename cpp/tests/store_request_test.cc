@@ -1,5 +1,5 @@
 // A client's request and a server's answers: in pieces, long, missing, malformed, late; and signals.
-#include "store_request.h"
+#include "stores/store_request.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -11,10 +11,10 @@
 #include <string>
 #include <thread>
 
+#include "base/error.h"
 #include "check.h"
 #include "connection_keys.h"
-#include "descriptor.h"
-#include "error.h"
+#include "system/descriptor.h"
 
 namespace ronde {
 namespace {

@@ -1,5 +1,5 @@
 // The link over sockets: the conformance suite of links, ends of connections, and altered streams.
-#include "tcp_link.h"
+#include "links/tcp_link.h"
 
 #include <dlfcn.h>
 

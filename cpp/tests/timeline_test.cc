@@ -15,13 +15,13 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
+#include "base/steady_clock.h"
+#include "base/types.h"
 #include "check.h"
 #include "engine/event_ring.h"
 #include "engine/trace_file.h"
 #include "engine/trace_text.h"
-#include "error.h"
-#include "steady_clock.h"
-#include "types.h"
 
 namespace ronde {
 namespace {

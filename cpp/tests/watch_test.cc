@@ -1,6 +1,6 @@
 // A watch's reaction to a peer: messages in pieces, a death in the middle of one, and malformed messages. The test is
 // the peer at the other end of a socket.
-#include "watch.h"
+#include "failures/watch.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -20,8 +20,8 @@
 
 #include "check.h"
 #include "connection_keys.h"
+#include "failures/watch_message.h"
 #include "rank_threads.h"
-#include "watch_message.h"
 
 namespace ronde {
 namespace {

@@ -1,4 +1,6 @@
-"""The native data plane; see cpp/bind.cc. Numbers stand for the enums of cpp/types.h and algorithms/select.h."""
+"""The native data plane; see cpp/binding/module.cc. Numbers stand for the enums of cpp/base/types.h and
+algorithms/select.h.
+"""
 
 from collections.abc import Callable, Sequence
 from threading import Lock

@@ -1,4 +1,4 @@
-"""Element types and reductions, with the numbers of cpp/types.h."""
+"""Element types and reductions, with the numbers of cpp/base/types.h."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def supports(name: str, op: Any) -> bool:
-    """Whether the reduction makes sense for the type; see cpp/reduce.h."""
+    """Whether the reduction makes sense for the type; see cpp/kernels/reduce.h."""
     if op is ronde.Average:
         return name != "bool"
     if op in (ronde.Min, ronde.Max):

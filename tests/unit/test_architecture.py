@@ -17,8 +17,7 @@ STARTS = (
     "",
     "src/ronde/",
     "cpp/",
-    "cpp/engine/",
-    "cpp/algorithms/",
+    *(f"{path.relative_to(ROOT).as_posix()}/" for path in (ROOT / "cpp").iterdir() if path.is_dir()),
     "tests/conformance/",
     "src/ronde/backends/",
 )

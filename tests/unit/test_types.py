@@ -11,7 +11,7 @@ import pytest
 from ronde import types
 from ronde.types import DType, Kind, ReduceOp
 
-HEADER = (Path(__file__).parents[2] / "cpp" / "types.h").read_text()
+HEADER = (Path(__file__).parents[2] / "cpp" / "base" / "types.h").read_text()
 
 
 @pytest.mark.parametrize("enum", [DType, ReduceOp, Kind])

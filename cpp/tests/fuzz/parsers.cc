@@ -5,14 +5,14 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/error.h"
 #include "engine/board.h"
 #include "engine/clock_note.h"
 #include "engine/leader_note.h"
 #include "engine/rows.h"
-#include "error.h"
-#include "frame.h"
-#include "store_request.h"
-#include "watch_message.h"
+#include "failures/watch_message.h"
+#include "links/frame.h"
+#include "stores/store_request.h"
 
 namespace ronde::fuzz {
 namespace {

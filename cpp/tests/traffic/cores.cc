@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 
 #include "check.h"
-#include "host_segment.h"
+#include "host/host_segment.h"
 
 namespace ronde::testing {
 namespace {

@@ -6,10 +6,10 @@
 #include <mutex>
 #include <vector>
 
-#include "bell.h"
 #include "check.h"
-#include "link.h"
+#include "links/link.h"
 #include "traffic/cores.h"
+#include "waiting/bell.h"
 
 namespace ronde::testing {
 

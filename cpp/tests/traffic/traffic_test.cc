@@ -6,8 +6,8 @@
 //
 // A line of the table has, after the case: the bytes that all hosts send to others; the bytes that the busiest host
 // sends or receives; the messages of the busiest rank to and from other hosts; the lines that move inside the busiest
-// host, for data and for announcements and counters. tests/unit/bench/test_counted_traffic.py compares it with the model
-// of cost.
+// host, for data and for announcements and counters. tests/unit/bench/test_counted_traffic.py compares it with the
+// model of cost.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -28,9 +28,9 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/over_links.h"
 #include "check.h"
-#include "host_group.h"
-#include "host_segment.h"
-#include "shm_link.h"
+#include "host/host_group.h"
+#include "host/host_segment.h"
+#include "links/shm_link.h"
 #include "traffic/cores.h"
 #include "traffic/counted_link.h"
 

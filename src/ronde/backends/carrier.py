@@ -26,7 +26,7 @@ __all__ = ["Carrier", "DeviceCarrier"]
 
 
 class Carrier:
-    """Carries operations for cpp/bind_backend.cc, which passes memory as arrays of bytes, and enums as numbers.
+    """Carries operations for cpp/binding/backend.cc, which passes memory as arrays of bytes, and enums as numbers.
 
     `divisor`: of an average, the number of ranks that contribute.
     """

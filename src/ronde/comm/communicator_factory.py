@@ -23,7 +23,7 @@ __all__ = ["CommunicatorFactory"]
 
 # The numbers of cpp/algorithms/select.h.
 _ALGORITHMS = ("auto", "direct", "ring", "doubling", "hierarchical")
-_MAX_LOCAL_SIZE = 256  # kMaxLocalSize of cpp/host_segment.h
+_MAX_LOCAL_SIZE = 256  # kMaxLocalSize of cpp/host/host_segment.h
 
 
 @dataclass(frozen=True)

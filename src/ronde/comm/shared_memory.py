@@ -12,7 +12,7 @@ from ronde.errors import MismatchError, PeerError, TimeoutError
 
 __all__ = ["DescriptorCarrier", "await_all", "share_bells", "share_segment"]
 
-_NO_ROOM = -2  # Watch::kNoRoom of cpp/watch.h
+_NO_ROOM = -2  # Watch::kNoRoom of cpp/failures/watch.h
 _SIGNALS_NS = 100 * 10**6  # how often a waiting rank lets Python handle signals
 
 

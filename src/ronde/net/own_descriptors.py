@@ -1,7 +1,7 @@
 """Descriptors that the program may have closed without Ronde's knowledge, by `os.closerange` for example.
 
 A file that the program opens afterwards may have the number of such a descriptor. So its owner remembers which file it
-has opened, and leaves any other file alone. C++ does the same (cpp/descriptor.h).
+has opened, and leaves any other file alone. C++ does the same (cpp/system/descriptor.h).
 
 The limit: all files of eventfd(2) share one inode, and so do those of epoll(7), so this cannot tell one of them from
 another. Pipes and sockets each have an inode.

@@ -2,7 +2,7 @@
 
     python -I -S die_with_parent.py PARENT_PID CORES COMMAND [ARGUMENT]...
 
-The program start_worker (cpp/start_worker.cc) does the same faster; this one replaces it where it was not built.
+The program start_worker (cpp/system/start_worker.cc) does the same faster; this one replaces it where it was not built.
 
 CORES are the numbers of the cores to which the command is bound, with commas between them, or "any". COMMAND is a path.
 This program runs between fork and exec of every worker, because Python code there is unsafe in a process with threads.

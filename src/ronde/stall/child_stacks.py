@@ -17,7 +17,9 @@ from ronde.stall.reports import readable_stacks
 __all__ = ["describe_children"]
 
 _MOST = 8
-_PATIENCE_S = 0.15  # for all children together: the answer is due after kInterpretersTime_ns of cpp/stalls.h
+_PATIENCE_S = (
+    0.15  # for all children together: the answer is due after kInterpretersTime_ns of cpp/waiting/stalls.h
+)
 _LOOK_S = 0.002
 
 

@@ -70,7 +70,7 @@ SLACK_NS = 10**9  # tensors that stall within a second of each other stall toget
 SUSPICION_NS = 10**9
 GROWTH = 6  # with 10 s: reports after 10 s, 1 min, 6 min, 36 min
 MOST_STACKS = 8  # ranks; a longer report is hard to read
-MOST_TENSORS = 1024  # Stalls::kMostIds of cpp/stalls.h
+MOST_TENSORS = 1024  # Stalls::kMostIds of cpp/waiting/stalls.h
 JOIN = "join"  # the kind of a wait in join(); kJoin of cpp/engine/cycle_waits.h
 
 

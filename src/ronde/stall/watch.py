@@ -1,8 +1,8 @@
 """The shell of `stall.inspector`: one thread per process, which sleeps until an operation has waited too long.
 
-The native side (cpp/stalls.h) sleeps and answers other ranks without the interpreter, and knows what is pending. The
-thread wakes when the oldest pending call or tensor of any communicator reaches its limit, when another rank asks or
-answers, and when an operation begins while none was pending.
+The native side (cpp/waiting/stalls.h) sleeps and answers other ranks without the interpreter, and knows what is
+pending. The thread wakes when the oldest pending call or tensor of any communicator reaches its limit, when another
+rank asks or answers, and when an operation begins while none was pending.
 
 Every communicator has a `StallWatch` for the calls of its program; an engine has one for its tensors instead. The
 thread starts with the first watch and ends with the last.
@@ -42,7 +42,7 @@ from ronde.stall.stacks import Dump, formatted, main_ident, places_of_waits
 
 __all__ = ["StallWatch", "hide_thread"]
 
-_ASKED, _ANSWER, _STACKS_WANTED, _STACKS = 1, 2, 3, 4  # StallHub::Event::Type of cpp/stall_hub.h
+_ASKED, _ANSWER, _STACKS_WANTED, _STACKS = 1, 2, 3, 4  # StallHub::Event::Type of cpp/waiting/stall_hub.h
 _LATE_NS = 10**9 // 2  # a thread that wakes later than this had to wait for the interpreter's lock
 _LONGEST_END_S = 5.0
 

@@ -8,7 +8,7 @@ The rules:
   3. With a journal, a turn is `begin_turn`, any number of requests, then `keep_turn` once the result of `pack_turn` is
      written; or `refuse_turn`, which undoes the turn and answers its requests again, with a refusal for those that
      would change something. No answer may leave before that.
-  4. Without a journal, the native fast path (cpp/bind_store_session.h) answers most requests before they come here,
+  4. Without a journal, the native fast path (cpp/binding/store_session.h) answers most requests before they come here,
      from `content` and the sessions. It answers SET, GET, WAIT, ADD and COMPARE_SET, if the request is valid, is no
      repetition, need not wait and wakes no other request.
 """

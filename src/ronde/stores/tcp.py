@@ -1,7 +1,7 @@
 """The client of a store that another process or thread serves over TCP or a Unix socket.
 
 The rules of a client:
-  1. It has one request at a time: one send and one receive, in one native call (cpp/store_request.h).
+  1. It has one request at a time: one send and one receive, in one native call (cpp/stores/store_request.h).
   2. If the connection breaks, the client reconnects and repeats the request under its number, so that the server
      carries it out once. It does so until its patience ends.
   3. After reconnecting, it first holds its keys again.
