@@ -1,6 +1,6 @@
 """All settings of the engine: arguments of the call override `RONDE_*` variables, which override defaults.
 
-The dataclass `Settings` is the only table: names, variables, units, defaults and help. `cli/settings_page` generates
+The dataclass `Settings` is the only table: names, variables, units, defaults and help. `cli/pages` generates
 docs/settings.md from it.
 """
 

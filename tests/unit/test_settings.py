@@ -4,12 +4,10 @@ import dataclasses
 import logging
 import os
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ronde.cli.settings_page import document
 from ronde.errors import UsageError
 from ronde.settings import JobKey, Settings, environment, ignored_horovod_variables, resolve
 
@@ -209,13 +207,6 @@ def test_hmac_depends_on_key_parts_and_their_borders() -> None:
     assert len(macs) == 4
     assert {len(mac) for mac in macs} == {32}
     assert key.hmac(b"ab", b"c") == JobKey.derived_from("job 1").hmac(b"ab", b"c")
-
-
-def test_the_page_of_settings_is_up_to_date() -> None:
-    page = Path(__file__).parents[2] / "docs" / "settings.md"
-    assert page.read_text(encoding="utf-8") == document(), (
-        "run: python -m ronde.cli.settings_page > docs/settings.md"
-    )
 
 
 def test_every_setting_has_its_own_variable_and_help() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ronde.cli.doctor import read_facts
 from ronde.cli.machine_check import NetworkInterface
-from ronde.cli.machine_facts import read_facts
 
 FILES = {
     "proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 2048 kB\n",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ronde.cli.run import describe_launch
 from ronde.cli.run_arguments import parse_arguments
 from ronde.cli.run_config import configure
 from ronde.cli.run_here import Here
-from ronde.cli.run_plan import describe_launch
 from ronde.errors import UsageError
 from ronde.launch.config import Binding, Discovery, LaunchConfig, RendezvousConfig, Ssh, Std
 

@@ -1,4 +1,4 @@
-"""docs/launcher.md, the table of options and the options of other launchers agree."""
+"""The generated pages are up to date; the table of options and the options of other launchers agree."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from ronde.cli.pages import HOROVODRUN, PAGES, TORCHRUN
 from ronde.cli.run_arguments import OPTIONS
-from ronde.cli.run_page import HOROVODRUN, TORCHRUN, update
 from ronde.settings import Settings
 
-PAGE = Path(__file__).parents[3] / "docs/launcher.md"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_the_page_has_all_options() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert update(page) == page, "run: python -m ronde.cli.run_page docs/launcher.md"
+@pytest.mark.parametrize("name", PAGES)
+def test_the_generated_pages_are_up_to_date(name: str) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run: python -m ronde.cli.pages docs"
 
 
 def test_options_that_the_page_mentions_exist() -> None:
     names = {name for option in OPTIONS for name in option.names + option.off}
-    prose = PAGE.read_text(encoding="utf-8").partition("## Options")[0]
+    prose = (DOCS / "launcher.md").read_text(encoding="utf-8")
     mentioned = {name.rstrip("-") for name in re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose)}
     assert mentioned <= names | {"--its", "--own", "--epochs", "--local-rank"}
 
