@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from tests.conformance.cutting_relay import CuttingRelay
 from tests.conftest import MARK_NAME, MARK_VALUE
+from tests.hosts import ssh
 
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.local import PROGRAM, LocalCluster
 from ronde.launch.driver.agent_main import IDLE
-from ronde.testing import ssh
 from ronde.testing.hosts import Hosts
 
 __all__ = [

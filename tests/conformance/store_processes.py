@@ -151,7 +151,7 @@ def start_recorder(where: Where, name: str, path: Path) -> subprocess.Popen[byte
 
 def record() -> None:
     """Be such a process."""
-    from ronde.testing.linearizability import Recorder, random_calls
+    from tests.conformance.linearizability import Recorder, random_calls
 
     where, name, path = pickle.load(sys.stdin.buffer)
     store = where.open()

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 from tests.conformance.etcd_cluster import EtcdCluster
+from tests.conformance.linearizability import Event, Recorder, check, history, random_calls
 from tests.ports import free_ports
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.store_access import EtcdStoreAccess
 from ronde.stores.etcd import EtcdStore
-from ronde.testing.linearizability import Event, Recorder, check, history, random_calls
 
 SECOND = 10**9
 LONG = 60 * SECOND

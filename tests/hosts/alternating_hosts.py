@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.hosts.ssh import SshServers
+
 from ronde.launch.clusters.base import SlotEvents, Ticket
 from ronde.launch.clusters.local import PROGRAM, LocalCluster
 from ronde.testing.hosts import Hosts
-from ronde.testing.ssh import SshServers
 
 ROOT = Path(__file__).parents[2]
 

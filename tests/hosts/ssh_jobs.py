@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.hosts.ssh import SshServers
+
 from ronde.testing.hosts import Hosts
-from ronde.testing.ssh import SshServers
 
 AGENT = "ronde.launch.driver.agent_main"
 PATIENCE_S = 120.0  # against hanging only

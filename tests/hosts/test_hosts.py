@@ -7,10 +7,11 @@ import time
 from subprocess import DEVNULL, PIPE
 
 import pytest
+from tests.hosts import ssh
 from tests.ranks import programs
 
 from ronde.errors import UsageError
-from ronde.testing import hosts, ssh
+from ronde.testing import hosts
 
 
 def reaches(two: hosts.Hosts, address: str) -> bool:

@@ -12,13 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.hosts import ssh
 from tests.hosts.ssh_jobs import AGENT, RunningJob, make_world, wait_for
 from tests.hosts.ssh_jobs import World as SshWorld
 from tests.hosts.test_silent_store import IN, PORT
 from tests.hosts.test_ssh_links import discovery
 
 from ronde.settings import JobKey
-from ronde.testing import ssh
 from ronde.testing.hosts import Hosts
 
 pytestmark = pytest.mark.alone  # a silence of three seconds is a death

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.conftest import MARK_NAME, MARK_VALUE
+from tests.hosts import ssh
 from tests.hosts.alternating_hosts import AlternatingHosts, task_programs
 from tests.ranks.comqueue import kmeans
 
-from ronde.testing import ssh
 from ronde.testing.hosts import Hosts
 
 pytestmark = pytest.mark.hosts

@@ -9,10 +9,10 @@ import subprocess
 import pytest
 from tests.clusters.rank_functions import computes
 from tests.conftest import MARK_NAME, MARK_VALUE
+from tests.hosts import ssh
 from tests.hosts.alternating_hosts import AlternatingHosts, task_programs
 
 from ronde.launch.driver.functions import RunOptions, run_function
-from ronde.testing import ssh
 from ronde.testing.hosts import Hosts
 
 pytestmark = [

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.conformance.altering_relay import AlteringRelay
+from tests.hosts import ssh
 from tests.hosts.ssh_jobs import World
 
 from ronde.errors import RondeError
@@ -21,7 +22,6 @@ from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.settings import JobKey
 from ronde.stores.tcp import StoreServer
-from ronde.testing import ssh
 from ronde.testing.hosts import SWITCH, Hosts
 
 DIRECT = ("10.77.0.1", "10.77.0.2")  # of the link between the hosts, `direct`

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from tests.hosts import ssh
 from tests.hosts.ssh_jobs import World, make_world, wait_for
-
-from ronde.testing import ssh
 
 pytestmark = pytest.mark.skipif(bool(ssh.require()), reason=ssh.require())
 

@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.hosts import ssh
 from tests.hosts.ssh_jobs import World, make_world, wait_for
 
-from ronde.testing import ssh
 from ronde.testing.hosts import SWITCH
 
 pytestmark = pytest.mark.skipif(bool(ssh.require()), reason=ssh.require())

@@ -105,9 +105,7 @@ def undescribed_in(doc: str, parameters: list[str]) -> list[str]:
         ("ronde.parquet", "torch"),
         ("ronde.testing.faults", None),
         ("ronde.testing.hosts", None),
-        ("ronde.testing.linearizability", None),
         ("ronde.testing.ranks", None),
-        ("ronde.testing.ssh", None),
         ("ronde.torch", "torch"),
     ],
 )

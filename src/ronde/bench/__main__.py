@@ -14,7 +14,6 @@ import numpy as np
 
 import ronde
 from ronde.bench.collective_traffic import OPERATIONS, JobShape
-from ronde.bench.machine_rates import copy_rate, measure_rates
 from ronde.bench.report import (
     BenchResults,
     CallTime,
@@ -24,7 +23,7 @@ from ronde.bench.report import (
     size_text,
     trials_for,
 )
-from ronde.bench.timing import Stopwatch, operation_call
+from ronde.bench.timing import Stopwatch, copy_rate, measure_rates, operation_call
 from ronde.process.memory import available_memory
 
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 64 << 20)

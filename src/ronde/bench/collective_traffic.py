@@ -2,7 +2,7 @@
 ranks wait for each other. Pure.
 
 A size in bytes is that of the array of a rank; in an all-gather and a gather, that of all ranks' arrays together.
-`bench/traffic_counts` says what is counted, and `bench/in_host_traffic` has the phases inside a host.
+`bench/traffic_counts` says what is counted, and `bench/traffic_counts` has the phases inside a host.
 `cpp/tests/traffic` counts all this in the real algorithms; the model agrees within 3 % where the parts of the ranks
 have at least a line each. `bench/cost_model` converts counts to seconds.
 """
@@ -16,24 +16,22 @@ from dataclasses import replace
 
 from ronde.bench import collective_messages as messages
 from ronde.bench.collective_messages import SEGMENT_BYTES, Message
-from ronde.bench.in_host_traffic import (
-    SMALL_BYTES,
-    in_host,
-    reduce_in_host,
-    reduce_scatter_in_host,
-    share_in_host,
-)
 from ronde.bench.traffic_counts import (
     COPY,
     FILL,
     LINE_BYTES,
     READ,
     REWRITE,
+    SMALL_BYTES,
     TAKE,
     TAKE_OVER,
     WRITE,
     JobShape,
     Traffic,
+    in_host,
+    reduce_in_host,
+    reduce_scatter_in_host,
+    share_in_host,
     whole_lines,
 )
 

@@ -3,7 +3,6 @@
 - `ronde.testing.ranks`: runs a function on n ranks and returns their results.
 - `ronde.testing.hosts`: network namespaces that stand for hosts (needs root and `ip`).
 - `ronde.testing.faults`: kills, stops and resumes a rank.
-- `ronde.testing.linearizability`: checks the history of calls of a store by concurrent clients.
 """
 
 from __future__ import annotations

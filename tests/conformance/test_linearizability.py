@@ -10,10 +10,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-
-from ronde.errors import TimeoutError
-from ronde.stores.memory import MemoryStore
-from ronde.testing.linearizability import (
+from tests.conformance.linearizability import (
     CallOutcome,
     Event,
     NotLinearizableError,
@@ -23,6 +20,9 @@ from ronde.testing.linearizability import (
     exercise,
     history,
 )
+
+from ronde.errors import TimeoutError
+from ronde.stores.memory import MemoryStore
 
 
 def call(
