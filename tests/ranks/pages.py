@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ def blocks(page: str, *languages: str) -> list[str]:
 def programs(need: str = "") -> list[object]:
     """Return program and command line for each run of each program that imports this package of `NEEDS`, or none."""
     return [
-        pytest.param(run.program, run.command, id=f"{page}: {run.command}", marks=_marks(page))
+        pytest.param(run.program, run.command, id=f"{page}: {run.command}", marks=_marks(page, [run]))
         for page in _started_alone()
         for run in runs(page)
         if run.need == need
@@ -57,10 +58,11 @@ def pages(need: str = "") -> list[object]:
 
     Pages without a program that imports this package are left out.
     """
+    of_page = {page: [run for run in runs(page) if run.need in ("", need)] for page in _started_alone()}
     return [
-        pytest.param(page, [run for run in runs(page) if run.need in ("", need)], id=page, marks=_marks(page))
-        for page in _started_alone()
-        if any(run.need == need for run in runs(page))
+        pytest.param(page, planned, id=page, marks=_marks(page, planned))
+        for page, planned in of_page.items()
+        if any(run.need == need for run in planned)
     ]
 
 
@@ -101,8 +103,10 @@ def _started_alone() -> list[str]:
     return [page for page in PAGES if page not in BY_HAND]
 
 
-def _marks(page: str) -> list[pytest.MarkDecorator]:
-    return [] if page == "README.md" else [pytest.mark.slow]
+def _marks(page: str, planned: list[Run]) -> list[pytest.MarkDecorator]:
+    is_ml = any("ronde.ml" in run.program for run in planned)
+    lacks = pytest.mark.skipif(is_ml and find_spec("sklearn") is None, reason="needs scikit-learn")
+    return [lacks] if page == "README.md" else [lacks, pytest.mark.slow]
 
 
 def _commands(program: str) -> list[str]:
