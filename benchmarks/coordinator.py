@@ -20,10 +20,17 @@ from typing import TypeVar
 
 from tables import write_csv
 
-from ronde.engine.merging import Batch, BatchReader, batch_of_outboxes, encode_batch, merge_batches
+from ronde.engine.merging import (
+    Batch,
+    BatchReader,
+    batch_of_outboxes,
+    children,
+    encode_batch,
+    merge_batches,
+    ranks_under,
+)
 from ronde.engine.messages import Request, decode_requests, encode_requests, encode_stream
 from ronde.engine.negotiation import Coordinator
-from ronde.engine.tree import children, ranks_under
 from ronde.types import DType, Kind
 
 TENSORS = 160

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.common_order import require
 
-from ronde.engine.tree import children, parent
+from ronde.engine.merging import children, parent
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.backends.base import Backend, BackendContext
+from ronde.backends.backend import Backend, BackendContext
 from ronde.environment import set_defaults
 from ronde.errors import TimeoutError
 from ronde.types import DType, Kind, Max, Min, Product, ReduceOp, Sum

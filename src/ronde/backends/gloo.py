@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.backends.base import Backend, BackendContext, Patience
+from ronde.backends.backend import Backend, BackendContext, Patience
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["Gloo"]

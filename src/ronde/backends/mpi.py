@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from ronde.backends.base import Backend, BackendContext
-from ronde.backends.exit import at_exit
+from ronde.backends.backend import Backend, BackendContext, at_exit
 from ronde.environment import environment
 from ronde.types import DType, Kind, ReduceOp
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ronde.backends.base import BackendContext, DeviceBackend
+from ronde.backends.backend import BackendContext, DeviceBackend
 from ronde.types import BitAnd, BitOr, BitXor, DType, Kind, ReduceOp
 
 __all__ = ["NCCL", "make_ready"]

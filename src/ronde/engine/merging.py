@@ -1,4 +1,4 @@
-"""Merges equal messages of many ranks in a negotiation round. Pure.
+"""Merges equal messages of many ranks, along the tree of hosts, in a negotiation round. Pure.
 
 Hundreds of ranks request the same tensors. The leader of a host turns their requests into a `Batch`, which contains
 each request once, with the set of its ranks; it merges this with the batches of its children and sends the result to
@@ -7,6 +7,10 @@ its parent. So rank 0 receives and does as much for a hundred ranks as for ten t
 Requests that differ only where ranks may differ, in the rows that they gather or exchange, are merged as well; the
 batch keeps the rows by rank. Requests that must not differ are never merged, so that the coordinator can name the
 ranks.
+
+The tree has host 0 at the top, and up to `arity` hosts under each. Hosts are numbered in the order of their lowest
+ranks, so rank 0 leads host 0. The levels fill one after the other: under host h are the hosts h * arity + 1 to
+h * arity + arity, as far as they exist. `cpp/engine/tree.h` computes the same tree, and a test compares the two.
 
 A batch travels as lines: as JSON, the ranks (empty: all of the batch) and the rows by rank (empty: those of the
 message), then a tab and the message in the form of `ronde.engine.messages`. Equal messages have equal texts, so a
@@ -36,13 +40,17 @@ __all__ = [
     "Batch",
     "BatchReader",
     "Contribution",
-    "encode_batch",
-    "merge_contributions",
-    "merge_batches",
-    "ranks_of",
-    "requests_of",
     "batch_of",
     "batch_of_outboxes",
+    "children",
+    "depth",
+    "encode_batch",
+    "merge_batches",
+    "merge_contributions",
+    "parent",
+    "ranks_of",
+    "ranks_under",
+    "requests_of",
 ]
 
 Rows = tuple[int, ...]  # the number of rows of a rank, then its splits, if any
@@ -242,3 +250,33 @@ def _contribution_from(
     if rows and rows[0] != _rows_of(message):
         raise ValueError(f"the lowest rank has rows {rows[0]}, which differ from its message")
     return Contribution(ranks, message, rows)
+
+
+def parent(host: int, arity: int) -> int:
+    """Return the host above this one; -1 for host 0."""
+    return (host - 1) // arity if host > 0 else -1
+
+
+def children(host: int, hosts: int, arity: int) -> range:
+    """Return the hosts directly under this one, of `hosts` in all."""
+    first = host * arity + 1
+    return range(min(first, hosts), min(first + arity, hosts))
+
+
+def depth(host: int, arity: int) -> int:
+    """Return how many hosts a message passes on its way to host 0, this one included; 0 for host 0 itself."""
+    levels = 0
+    while host > 0:
+        host, levels = parent(host, arity), levels + 1
+    return levels
+
+
+def ranks_under(host: int, ranks_of_host: Sequence[Sequence[int]], arity: int) -> RankSet:
+    """Return the ranks of this host and of all hosts under it. `ranks_of_host`: the ranks, by host."""
+    ranks: list[int] = []
+    waiting = [host]
+    while waiting:
+        each = waiting.pop()
+        ranks += ranks_of_host[each]
+        waiting += children(each, len(ranks_of_host), arity)
+    return RankSet.of(ranks)

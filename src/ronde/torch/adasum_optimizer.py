@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet
 from ronde.torch.call import Call
 from ronde.torch.compression import Compressor
 from ronde.torch.handles import Group, Handle, start_dense, wait_all

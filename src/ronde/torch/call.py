@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ronde.engine import Handle
-from ronde.engine.process import engine, place_of_root
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, engine, place_of_root
 from ronde.types import Kind, ReduceOp, Sum
 
 __all__ = ["Call"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ronde.comm.queries import rank, size
-from ronde.engine.process import global_process_set
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, global_process_set
 from ronde.errors import UsageError
 
 __all__ = ["is_member", "place_in", "size_of"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ronde.comm.queries import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from ronde.comm.world import is_initialized
 from ronde.engine.process import (
+    ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
@@ -15,7 +16,6 @@ from ronde.engine.process import (
     start_timeline,
     stop_timeline,
 )
-from ronde.engine.process_sets import ProcessSet
 from ronde.errors import CollectiveError as HorovodInternalError
 from ronde.torch.backends import (
     ccl_built,

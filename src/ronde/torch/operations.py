@@ -13,8 +13,7 @@ from typing import overload
 
 import torch
 
-from ronde.engine.process import global_process_set, submit
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, global_process_set, submit
 from ronde.help_texts import complete_help
 from ronde.torch.call import Call
 from ronde.torch.compression import Compression, Compressor

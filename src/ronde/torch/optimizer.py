@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ronde.engine.process import global_process_set
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, global_process_set
 from ronde.torch.adasum_optimizer import DistributedAdasum
 from ronde.torch.bucket import Bucket, make_buckets
 from ronde.torch.call import Call

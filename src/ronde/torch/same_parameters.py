@@ -14,8 +14,7 @@ import numpy as np
 
 from ronde.engine import objects
 from ronde.engine.operations import allgather
-from ronde.engine.process import global_process_set
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, global_process_set
 from ronde.errors import MismatchError
 
 __all__ = ["Agreement", "difference", "require_same_parameters"]

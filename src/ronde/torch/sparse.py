@@ -18,8 +18,7 @@ import torch
 
 from ronde.comm.queries import rank
 from ronde.engine import engine
-from ronde.engine.process import global_process_set
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, global_process_set
 from ronde.errors import MismatchError, UsageError
 from ronde.torch.call import Call
 from ronde.torch.groups import start_group

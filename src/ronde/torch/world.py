@@ -9,7 +9,7 @@ from typing import Any
 from ronde.comm.queries import size
 from ronde.comm.world import has_joined
 from ronde.engine import process
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet
 from ronde.errors import UsageError
 
 __all__ = ["init", "join"]

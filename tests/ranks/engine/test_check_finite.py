@@ -11,7 +11,7 @@ import pytest
 import ronde
 from ronde.comm.arrays import operand
 from ronde.engine import prepare
-from ronde.engine.finite import first_not_finite
+from ronde.engine.submission import first_not_finite
 from ronde.testing import ranks
 
 

@@ -8,18 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ronde import _native
 from ronde.engine.merging import (
     Batch,
     BatchReader,
     Contribution,
     batch_of,
     batch_of_outboxes,
+    children,
+    depth,
     encode_batch,
     merge_batches,
+    parent,
+    ranks_under,
 )
 from ronde.engine.messages import CallSite, LeaveEngine, Message, Request, encode_requests
 from ronde.engine.negotiation import Coordinator
-from ronde.engine.tree import children, ranks_under
 from ronde.errors import ProtocolError
 from ronde.rank_set import RankSet
 from ronde.types import DType, Kind
@@ -203,3 +207,43 @@ def test_the_same_is_decided_whatever_the_tree(world: tuple[list[list[Message]],
     star = Coordinator(len(outboxes), 0).step(outboxes)
     tree = Coordinator(len(outboxes), 0).step_merged(along_a_tree(outboxes, host_of, arity))
     assert sorted(map(str, tree)) == sorted(map(str, star))
+
+
+def test_five_hosts_two_under_each() -> None:
+    assert [list(children(host, 5, 2)) for host in range(5)] == [[1, 2], [3, 4], [], [], []]
+    assert [parent(host, 2) for host in range(5)] == [-1, 0, 0, 1, 1]
+    assert [depth(host, 2) for host in range(5)] == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("arity", "deepest"), [(1, 1249), (2, 10), (8, 4), (16, 3), (1249, 1), (5000, 1)])
+def test_how_deep_1250_hosts_lie(arity: int, deepest: int) -> None:
+    assert max(depth(host, arity) for host in range(1250)) == deepest
+
+
+@given(st.integers(1, 300), st.integers(1, 400))
+def test_every_host_is_under_the_one_that_knows_it(hosts: int, arity: int) -> None:
+    below = [list(children(host, hosts, arity)) for host in range(hosts)]
+    assert [host for each in below for host in each] == list(range(1, hosts))
+    assert all(len(each) <= arity for each in below)
+    for host, each in enumerate(below):
+        assert all(
+            parent(child, arity) == host and depth(child, arity) > depth(host, arity) for child in each
+        )
+
+
+@given(st.integers(1, 300), st.integers(1, 400))
+def test_the_native_tree_is_the_same(hosts: int, arity: int) -> None:
+    for host in range(hosts):
+        around = [parent(host, arity), *children(host, hosts, arity)]
+        assert _native.tree_around(host, hosts, arity) == around
+
+
+def test_whose_ranks_are_under_a_host() -> None:
+    ranks_of_host = [[0, 4], [1], [2, 3], [5], [6, 7]]
+    assert [list(ranks_under(host, ranks_of_host, 2)) for host in range(5)] == [
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [1, 5, 6, 7],
+        [2, 3],
+        [5],
+        [6, 7],
+    ]

@@ -21,6 +21,7 @@ from ronde.engine.messages import (
     StreamItem,
 )
 from ronde.engine.negotiation import (
+    KEPT_USES,
     Closed,
     Coordinator,
     Effect,
@@ -30,7 +31,6 @@ from ronde.engine.negotiation import (
     Insert,
     Requester,
 )
-from ronde.engine.response_cache import KEPT_USES
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.types import Average, DType, Kind, Min
 

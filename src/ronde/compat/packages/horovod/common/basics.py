@@ -7,7 +7,7 @@ from typing import Any
 
 from ronde.comm import queries, world
 from ronde.engine import process
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet
 from ronde.types import Adasum, Average, Max, Min, Product, Sum
 
 from . import util

@@ -12,6 +12,7 @@ The rules:
 
 from __future__ import annotations
 
+import atexit
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,7 +23,16 @@ from ronde.errors import PeerError, TimeoutError
 from ronde.stores.base import Store
 from ronde.types import DType, Kind, ReduceOp
 
-__all__ = ["Backend", "DeviceBackend", "Patience", "BackendContext"]
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "DeviceBackend",
+    "Patience",
+    "at_exit",
+]
+
+
+_at_exit: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ class Backend(ABC):
 
         Args:
             kind: The operation.
-            dtype: The type of the elements. Reductions come only in the forms of `ronde.backends.numbers`, such as Sum
+            dtype: The type of the elements. Reductions come only in the forms of `ronde.backends.carrier`, such as Sum
                 of float32, or in those of `DeviceBackend`.
             op: The reduction; without effect for other operations.
 
@@ -288,3 +298,26 @@ class DeviceBackend(Backend):
         Raises:
             Nothing.
         """
+
+
+def at_exit(action: Callable[[], None]) -> None:
+    """Run an action at the end of the process, after the engine has shut down.
+
+    Python runs handlers of `atexit` in the opposite order of their registration. The engine imports this module before
+    it registers its own handler, so the actions follow it.
+
+    Args:
+        action: what to run, such as finalizing the library.
+
+    Raises:
+        Nothing.
+    """
+    _at_exit.append(action)
+
+
+def _run_actions() -> None:
+    for action in _at_exit:
+        action()
+
+
+atexit.register(_run_actions)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ronde.engine.search import BayesianSearch
+from ronde.engine.tuner import BayesianSearch
 
 pytest.importorskip("bayes_opt")
 
