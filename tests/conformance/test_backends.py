@@ -396,7 +396,7 @@ def scale_and_average_on_device() -> None:
     torch = pytest.importorskip("torch")
     from ronde.backends import nccl
     from ronde.torch.call import Call
-    from ronde.torch.on_device import is_carried, start_on_device
+    from ronde.torch.tensors import is_carried, start_on_device
 
     nccl.make_ready = lambda *tensors: None
     ronde.init()

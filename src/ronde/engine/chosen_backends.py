@@ -160,7 +160,7 @@ class ChosenBackends:
             if kind in (Allreduce, Reducescatter) and not _native.is_supported(dtype, op):
                 continue
             self._table[_place_of(kind, dtype, op, False)] = choose(kind, dtype, op, False)
-            # ronde/torch/on_device.py divides those.
+            # ronde/torch/tensors.py divides those.
             if op is not Average or not DType.uint8 <= dtype <= DType.int64:
                 self._table[_place_of(kind, dtype, op, True)] = choose(kind, dtype, op, True)
 

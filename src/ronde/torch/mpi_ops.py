@@ -17,12 +17,14 @@ from ronde.engine.process import (
     stop_timeline,
 )
 from ronde.errors import CollectiveError as HorovodInternalError
-from ronde.torch.backends import (
+from ronde.torch.basics import (
     ccl_built,
     cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
+    init,
+    join,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -55,8 +57,7 @@ from ronde.torch.operations import (
     reducescatter,
     reducescatter_async,
 )
-from ronde.torch.sparse import sparse_allreduce_async
-from ronde.torch.world import init, join
+from ronde.torch.tensors import sparse_allreduce_async
 from ronde.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
