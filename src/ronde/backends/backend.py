@@ -13,6 +13,7 @@ The rules:
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+_SPIN_NS, _REST_S = 2 * 10**9, 50e-6
 _at_exit: list[Callable[[], None]] = []
 
 
@@ -65,6 +67,16 @@ class BackendContext:
     start_timeout_ns: int
     has_failed: Callable[[], bool]
 
+    def lack_of_store(self) -> str | None:
+        """Return why the ranks have no store where they can meet, as a clause for `Backend.missing`; None if they have.
+
+        Raises:
+            Nothing.
+        """
+        return (
+            "the job has no store where the ranks can meet" if self.store is None and self.size > 1 else None
+        )
+
     def patience(self, operation: str) -> Patience:
         """Return the patience for an operation that begins now.
 
@@ -80,9 +92,7 @@ class BackendContext:
 class Patience:
     """Limits the wait for one operation, which begins with this object.
 
-        patience = self.place.patience("allreduce")
-        while not request.is_done():
-            patience.check()
+        self.place.patience("allreduce").wait_until(request.is_done)
 
     Args:
         place: The ranks and their limits.
@@ -112,6 +122,22 @@ class Patience:
         if 0 < place.timeout_ns <= self.waited_ns:
             message = f"waited {place.timeout_ns // 10**6} ms in {self._operation}"
             raise TimeoutError(message, self._operation, self.waited_ns)
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Return when the operation is done. Most take a short time, so the first two seconds pass without a pause.
+
+        Args:
+            is_done: Returns whether the operation is done, at once.
+
+        Raises:
+            PeerError, TimeoutError: As of `check`.
+        """
+        while not is_done():
+            self.check()
+            if self.waited_ns < _SPIN_NS:
+                os.sched_yield()
+            else:
+                time.sleep(_REST_S)
 
 
 class Backend(ABC):

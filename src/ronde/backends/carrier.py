@@ -1,4 +1,21 @@
-"""Connects the native engine with a backend: converts bytes to numbers in a form that the backend supports."""
+"""Connects the native engine with a backend: converts bytes to numbers in a form that every backend supports.
+
+Libraries differ in the element types that they support, in the effect of a NaN on Min and Max, and in the precision of
+16-bit sums. So a reduction is *carried* in another form where necessary, with the same result, and backends in main
+memory get only these:
+
+    every ReduceOp but Average of int32 and int64; Sum and Product of float32 and float64; Product of complex numbers;
+    Min, Max and BitXor of int8
+
+  - Average is a sum, divided afterwards. Integers of up to 32 bits are summed as int64; larger ones as two int64, of
+    their upper and their lower half, so that no sum wraps around. The quotient is truncated toward zero.
+  - 16-bit floats are widened to float32 and rounded once at the end. 8-bit and 16-bit integers are widened to int32
+    (Open MPI's sum of 8-bit integers saturates instead of wrapping around).
+  - The sum of complex numbers is that of their parts.
+  - bool: Sum and Max are "any", Product and Min are "all".
+  - Unsigned integers wrap around as signed ones do; where order matters, the highest bit is flipped.
+  - Min and Max of floats are those of integers in the same order, with NaN at the end that wins.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +47,9 @@ __all__ = [
     "form_of",
     "typed",
 ]
+
+
+Array = Any  # of NumPy, with one axis
 
 
 class Carrier:
@@ -144,7 +164,7 @@ def _device_form(dtype: DType, op: ReduceOp) -> tuple[DType, ReduceOp, int]:
     return dtype, op, 1
 
 
-Array = Any  # of NumPy, with one axis
+# Forms of reductions
 
 
 class Form(NamedTuple):

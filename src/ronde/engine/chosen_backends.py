@@ -1,5 +1,8 @@
-"""Chooses the backends that carry the engine's collectives: the setting `backends` lists them, and all ranks agree
-once.
+"""Chooses the backends that carry the engine's collectives: the setting lists them, and all ranks agree once.
+
+The setting `backends` is a list for all operations, `mpi,native`, lists for some,
+`allreduce=mpi,native;broadcast=gloo`, or both, `native;allreduce=gloo,native`. Operations without a list are native.
+The first backend of a list that supports a tensor carries it.
 
 Every rank sends what it lacks for each listed backend. If one rank lacks something, no rank uses the backend, and the
 next one in the list takes its place. Then the backends connect, and the native side gets the table of what each
@@ -12,6 +15,7 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from itertools import product
 from typing import Any
 
@@ -26,15 +30,28 @@ from ronde.settings import Settings
 from ronde.typed_json import TypedJson
 from ronde.types import Allreduce, Average, DType, Kind, ReduceOp, Reducescatter
 
-__all__ = [
-    "ChosenBackends",
-    "NATIVE",
-    "OPERATIONS",
-    "backend_class",
-    "preferences",
-]
+__all__ = ["DEVICE_MEMORY", "ChosenBackends", "backend_class", "preferences"]
 
 _log = logging.getLogger("ronde.engine")
+
+_NATIVE = "native"
+
+_OPERATIONS = (
+    Kind.allreduce,
+    Kind.reducescatter,
+    Kind.allgather,
+    Kind.broadcast,
+    Kind.alltoall,
+    Kind.barrier,
+)
+
+_GROUP = "ronde.backends"  # of entry points
+_OURS = {
+    "mpi": ("ronde.backends.mpi", "MPI"),
+    "gloo": ("ronde.backends.gloo", "Gloo"),
+    "ccl": ("ronde.backends.ccl", "CCL"),
+    "nccl": ("ronde.backends.nccl", "NCCL"),
+}
 
 _ON_DEVICE = 1 << 12  # as in Backends of cpp/engine/backend.h, like the table
 _NO_BACKEND = 255
@@ -115,10 +132,10 @@ class ChosenBackends:
         lacking = [backend.missing() for backend in candidates]
         claims = [backend.claim() if lack is None else "" for backend, lack in zip(candidates, lacking)]
         mine = _LACKS_AND_CLAIMS.encode(tuple(zip(lacking, claims)))
-        everyones = [_LACKS_AND_CLAIMS.decode(told) for told in allgather_bytes(self._comm, mine)]
+        everyones = [_LACKS_AND_CLAIMS.decode(each) for each in allgather_bytes(self._comm, mine)]
         usable = []
         for index, backend in enumerate(candidates):
-            reasons = _reasons([told[index] for told in everyones])
+            reasons = _reasons([of_rank[index] for of_rank in everyones])
             if not reasons:
                 usable.append(backend.name)
                 continue
@@ -130,7 +147,7 @@ class ChosenBackends:
 
     def _check_preferences(self, usable: list[str]) -> None:
         for kind, order in self._preferences.items():
-            if not any(name == NATIVE or name in usable for name in order):
+            if not any(name == _NATIVE or name in usable for name in order):
                 lacks = "; ".join(self._lacks)
                 raise UsageError(f"no backend can carry {kind.name}: {lacks}; backends={','.join(order)}")
 
@@ -144,11 +161,11 @@ class ChosenBackends:
         self._opened.append(backend)
 
     def _fill_table(self, carriers: Mapping[str, Carrier | DeviceCarrier]) -> None:
-        numbers = {NATIVE: 0, **{name: number for number, name in enumerate(carriers, start=1)}}
+        numbers = {_NATIVE: 0, **{name: number for number, name in enumerate(carriers, start=1)}}
 
-        def choose(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
+        def number_of(kind: Kind, dtype: DType, op: ReduceOp, on_device: bool) -> int:
             for name in self._preferences[kind]:
-                if name == NATIVE and not on_device:
+                if name == _NATIVE and not on_device:
                     return numbers[name]
                 carrier = carriers.get(name)
                 if carrier is not None and isinstance(carrier, DeviceCarrier) == on_device:
@@ -156,13 +173,13 @@ class ChosenBackends:
                         return numbers[name]
             return _NO_BACKEND
 
-        for kind, dtype, op in product(OPERATIONS, DType, ReduceOp):
+        for kind, dtype, op in product(_OPERATIONS, DType, ReduceOp):
             if kind in (Allreduce, Reducescatter) and not _native.is_supported(dtype, op):
                 continue
-            self._table[_place_of(kind, dtype, op, False)] = choose(kind, dtype, op, False)
+            self._table[_place_of(kind, dtype, op, False)] = number_of(kind, dtype, op, False)
             # ronde/torch/tensors.py divides those.
             if op is not Average or not DType.uint8 <= dtype <= DType.int64:
-                self._table[_place_of(kind, dtype, op, True)] = choose(kind, dtype, op, True)
+                self._table[_place_of(kind, dtype, op, True)] = number_of(kind, dtype, op, True)
 
 
 def _needed(wanted: Mapping[Kind, Sequence[str]]) -> dict[str, type[Backend]]:
@@ -174,9 +191,9 @@ def _needed(wanted: Mapping[Kind, Sequence[str]]) -> dict[str, type[Backend]]:
     needed: dict[str, type[Backend]] = {}
     for order in wanted.values():
         for name in order:
-            if name != NATIVE and name not in needed:
+            if name != _NATIVE and name not in needed:
                 found = backend_class(name)
-                if NATIVE not in order[: order.index(name)] or issubclass(found, DeviceBackend):
+                if _NATIVE not in order[: order.index(name)] or issubclass(found, DeviceBackend):
                     needed[name] = found
     return needed
 
@@ -185,11 +202,11 @@ def _carrier(backend: Backend) -> Carrier | DeviceCarrier:
     return DeviceCarrier(backend) if isinstance(backend, DeviceBackend) else Carrier(backend)
 
 
-def _reasons(told: Sequence[tuple[str | None, str]]) -> dict[int, str]:
+def _reasons(lacks_and_claims: Sequence[tuple[str | None, str]]) -> dict[int, str]:
     """Return why a backend cannot be used, by rank: what the rank lacks, or a claim that it shares with another."""
     reasons: dict[int, str] = {}
     owners: dict[str, int] = {}
-    for rank, (lack, claim) in enumerate(told):
+    for rank, (lack, claim) in enumerate(lacks_and_claims):
         if lack is not None:
             reasons[rank] = lack
         elif claim and owners.setdefault(claim, rank) != rank:
@@ -218,31 +235,11 @@ def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, pur
     )
 
 
-NATIVE = "native"
-
-OPERATIONS = (
-    Kind.allreduce,
-    Kind.reducescatter,
-    Kind.allgather,
-    Kind.broadcast,
-    Kind.alltoall,
-    Kind.barrier,
-)
-
-_GROUP = "ronde.backends"  # of entry points
-_OURS = {
-    "mpi": ("ronde.backends.mpi", "MPI"),
-    "gloo": ("ronde.backends.gloo", "Gloo"),
-    "ccl": ("ronde.backends.ccl", "CCL"),
-    "nccl": ("ronde.backends.nccl", "NCCL"),
-}
-
-
 def preferences(text: str) -> dict[Kind, list[str]]:
     """Return the names for each operation, in order of preference. Raises UsageError for an invalid list."""
-    names = {kind.name: kind for kind in OPERATIONS}
+    names = {kind.name: kind for kind in _OPERATIONS}
     wanted: dict[Kind, list[str]] = {}
-    default = [NATIVE]
+    default = [_NATIVE]
     for part in filter(None, (part.strip() for part in text.split(";"))):
         operation, equals, listed = part.rpartition("=")
         order = list(dict.fromkeys(name for name in (word.strip() for word in listed.split(",")) if name))
@@ -256,7 +253,7 @@ def preferences(text: str) -> dict[Kind, list[str]]:
             raise UsageError(
                 f"backends={text!r} is invalid: {operation.strip()!r} is not one of the operations {', '.join(names)}"
             )
-    return {kind: wanted.get(kind, default) for kind in OPERATIONS}
+    return {kind: wanted.get(kind, default) for kind in _OPERATIONS}
 
 
 def backend_class(name: str) -> type[Backend]:
@@ -265,11 +262,9 @@ def backend_class(name: str) -> type[Backend]:
         module, attribute = _OURS[name]
         found: type[Backend] = getattr(importlib.import_module(module), attribute)
         return found
-    from importlib.metadata import entry_points  # here, because it is slow and seldom needed
-
     registered = {point.name: point for point in entry_points(group=_GROUP)}
     if name in registered:
         loaded: type[Backend] = registered[name].load()
         return loaded
-    known = ", ".join([NATIVE, *_OURS, *sorted(registered)])
+    known = ", ".join([_NATIVE, *_OURS, *sorted(registered)])
     raise UsageError(f"backend {name!r} does not exist: expected one of {known}")

@@ -47,11 +47,7 @@ from ronde.stall.reports import TENSORS, Subject
 from ronde.stall.watch import StallWatch, hide_thread
 from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
-__all__ = [
-    "Arrivals",
-    "Engine",
-    "survey_arrivals",
-]
+__all__ = ["Arrivals", "Engine"]
 
 _log = logging.getLogger("ronde.engine")
 
@@ -62,6 +58,21 @@ _EQUAL_SETTINGS = (
 )
 _KNOWN = 2**16  # names; more would let a program that never repeats a name fill the memory
 _UNNAMED_IN_FLIGHT = 64  # operations without a name, of each sort
+_SURVEY_NS = 5 * 10**9  # ample: answers take milliseconds
+
+
+class Arrivals(NamedTuple):
+    """How a rank's tensors arrived, of those that needed no negotiation.
+
+    `tensors`: how many were executed; `last`: of how many it was the last rank of its host; `late_s`: how many seconds
+    later than the rank that is earliest on average it submitted a tensor, on average.
+    """
+
+    rank: int
+    host: str
+    tensors: int
+    last: int
+    late_s: float
 
 
 class Engine:
@@ -147,7 +158,16 @@ class Engine:
 
     def arrivals(self) -> list[Arrivals]:
         """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer."""
-        return survey_arrivals(self._stalls.native, self._names, self._hosts)
+        answers = self._stalls.native.survey(_SURVEY_NS)
+        missing = tuple(rank for rank, answer in zip(self._names, answers) if answer is None)
+        if missing:
+            raise TimeoutError(f"ranks {missing} do not answer", "stragglers", _SURVEY_NS, missing)
+        known = [answer for answer in answers if answer is not None]
+        waited_s = [waited_ns / max(tensors, 1) / 1e9 for tensors, _, waited_ns in known]
+        return [
+            Arrivals(name, host, tensors, last, max(waited_s) - own_s)
+            for name, host, (tensors, last, _), own_s in zip(self._names, self._hosts, known, waited_s)
+        ]
 
     def backends(self) -> list[str]:
         """Return the names of the backends in use besides the native one."""
@@ -356,37 +376,3 @@ class _UnnamedNames:
         self._handles[self._count % _UNNAMED_IN_FLIGHT] = weakref.ref(handle)
         self._count += 1
         return handle
-
-
-_SURVEY_NS = 5 * 10**9  # ample: answers take milliseconds
-
-
-class Arrivals(NamedTuple):
-    """How a rank's tensors arrived, of those that needed no negotiation.
-
-    `tensors`: how many were executed; `last`: of how many it was the last rank of its host; `late_s`: how many seconds
-    later than the rank that is earliest on average it submitted a tensor, on average.
-    """
-
-    rank: int
-    host: str
-    tensors: int
-    last: int
-    late_s: float
-
-
-def survey_arrivals(stalls: _native.Stalls, names: Sequence[int], hosts: Sequence[str]) -> list[Arrivals]:
-    """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer.
-
-    `names`: by rank, its number in messages; `hosts`: by rank.
-    """
-    answers = stalls.survey(_SURVEY_NS)
-    missing = tuple(rank for rank, answer in zip(names, answers) if answer is None)
-    if missing:
-        raise TimeoutError(f"ranks {missing} do not answer", "stragglers", _SURVEY_NS, missing)
-    known = [answer for answer in answers if answer is not None]
-    waited_s = [waited_ns / max(tensors, 1) / 1e9 for tensors, _, waited_ns in known]
-    return [
-        Arrivals(name, host, tensors, last, max(waited_s) - own_s)
-        for name, host, (tensors, last, _), own_s in zip(names, hosts, known, waited_s)
-    ]

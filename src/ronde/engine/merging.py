@@ -34,7 +34,6 @@ from ronde.engine.messages import (
 from ronde.errors import ProtocolError
 from ronde.rank_set import RankSet
 from ronde.typed_json import Natural, TypedJson
-from ronde.types import Kind
 
 __all__ = [
     "Batch",
@@ -58,7 +57,6 @@ Rows = tuple[int, ...]  # the number of rows of a rank, then its splits, if any
 _ABOUT: TypedJson[tuple[tuple[tuple[int, int], ...], tuple[Rows, ...]]] = TypedJson(
     tuple[tuple[tuple[Natural, Natural], ...], tuple[Rows, ...]], "batch of the negotiation"
 )
-_UNEVEN = (Kind.allgather, Kind.alltoall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def batch_of_outboxes(outboxes: Mapping[int, bytes]) -> Batch:
 
 def _common_part(message: Message) -> Message:
     """Return the message without the fields that may differ between ranks: equal common parts can be merged."""
-    if isinstance(message, Request) and message.kind in _UNEVEN and message.shape:
+    if isinstance(message, Request) and message.is_uneven and message.shape:
         return replace(message, shape=(0, *message.shape[1:]), splits=())
     return message
 
@@ -156,8 +154,7 @@ def requests_of(contributions: Sequence[Contribution]) -> dict[int, Request]:
     by_rank: dict[int, Request] = {}
     for each in sorted(merge_contributions(contributions), key=lambda each: each.ranks.first):
         assert isinstance(each.message, Request)
-        is_uneven = each.message.kind in _UNEVEN
-        by_rank |= each.requests() if is_uneven else {each.ranks.first: each.message}
+        by_rank |= each.requests() if each.message.is_uneven else {each.ranks.first: each.message}
     return {rank: by_rank[rank] for rank in sorted(by_rank)}
 
 
@@ -243,13 +240,16 @@ def _contribution_from(
         ranks = RankSet.union(RankSet((each,)) for each in ranges)
         if not ranks.within(batch_ranks):
             raise ValueError("it contains ranks from outside its part of the tree")
-    if rows and (not isinstance(message, Request) or message.kind not in _UNEVEN or len(rows) != len(ranks)):
+    if rows and (not isinstance(message, Request) or not message.is_uneven or len(rows) != len(ranks)):
         raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")
     if any(not each or each[0] < 0 for each in rows):  # splits may be negative, which the coordinator reports
         raise ValueError(f"{str(rows)[:80]} are not the rows of ranks")
     if rows and rows[0] != _rows_of(message):
         raise ValueError(f"the lowest rank has rows {rows[0]}, which differ from its message")
     return Contribution(ranks, message, rows)
+
+
+# The tree of hosts
 
 
 def parent(host: int, arity: int) -> int:

@@ -80,6 +80,11 @@ class Request:
         return self.shape[0] if self.shape else 1
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether ranks may have different numbers of rows."""
+        return self.kind is Kind.allgather or self.kind is Kind.alltoall
+
+    @property
     def is_in_device_memory(self) -> bool:
         """Whether a backend takes it from the memory of its device."""
         return self.device.endswith(" memory")

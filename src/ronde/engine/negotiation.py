@@ -58,7 +58,6 @@ from ronde.rank_set import RankSet
 from ronde.types import Kind
 
 __all__ = [
-    "CallSites",
     "Closed",
     "Contribute",
     "Coordinator",
@@ -67,10 +66,9 @@ __all__ = [
     "Execute",
     "Failed",
     "Insert",
+    "KEPT_USES",
     "Requester",
     "ResponseCache",
-    "find_problem",
-    "response_rows",
 ]
 
 
@@ -196,7 +194,7 @@ class Coordinator:
         """Return whether the response is the same with and without the ranks that have joined."""
         if request.kind == Kind.barrier:
             return False  # a cached barrier would save nothing
-        if request.kind in (Kind.allgather, Kind.alltoall) or request.is_in_device_memory:
+        if request.is_uneven or request.is_in_device_memory:
             return not self._joined
         return request.kind != Kind.broadcast or request.root not in self._joined
 
@@ -212,7 +210,7 @@ class Coordinator:
         absent = tuple(rank for rank in sorted(self._joined) if rank not in there)
         by_rank = requests_of(gathering.contributions)
         lowest = by_rank[there.first]
-        reason = find_problem(
+        reason = _find_problem(
             {self._names[rank]: request for rank, request in by_rank.items()}, absent, self._names
         )
         if reason:
@@ -229,10 +227,10 @@ class Coordinator:
             slot = self._cache.add(lowest.name)
             if slot >= 0:
                 self._responded[slot] = lowest
-        stream.append(Run(lowest, response_rows(by_rank, self._size), slot, absent))
+        stream.append(Run(lowest, _response_rows(by_rank, self._size), slot, absent))
 
 
-# Effects: what a Requester's shell does.
+# A rank's side: effects are what a Requester's shell does.
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +244,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute this rank's request as the run says, before later items."""
+    """Execute this rank's request by the run, before later items."""
 
     request: Request
     run: Run
@@ -301,7 +299,7 @@ class Requester:
         self._cached: dict[str, tuple[Request, Run, int]] = {}
         self._name_by_slot: dict[int, str] = {}
         self._wants_to_join = self._has_joined = False
-        self._wants_to_leave = self._has_said_so = False
+        self._wants_to_leave = self._has_announced_leave = False
         self._is_last = False  # the next negotiation round
         self._left: int | None = None  # the rank that has left
 
@@ -365,8 +363,8 @@ class Requester:
         if self._is_joining and self._left is None:
             self._has_joined = True
             messages.append(JoinData())
-        if self._wants_to_leave and not self._has_said_so and self._left is None:
-            self._has_said_so = True
+        if self._wants_to_leave and not self._has_announced_leave and self._left is None:
+            self._has_announced_leave = True
             messages.append(LeaveEngine())
         return messages
 
@@ -467,15 +465,16 @@ class Requester:
         return [*failed, Closed(rank)]
 
 
+# Whether the requests of all ranks for one name match, and the rows of their response
+
 # The fields that must be the same on all ranks, in the order of comparison; "" is the kind.
 _COMPARED = ("", "op", "root", "prescale_factor", "postscale_factor", "device")
-_UNEVEN = (Kind.allgather, Kind.alltoall)  # ranks may have different numbers of rows
 
 
 def _compared(request: Request) -> tuple[object, ...]:
     """Return the values that must be equal, in the order of _COMPARED, and then those of each tensor."""
     terms = request.kind, request.op, request.root, request.prescale, request.postscale, request.device
-    if request.kind not in _UNEVEN:
+    if not request.is_uneven:
         return *terms, request.dtype, request.shape, *request.more
     return *terms, *((each.dtype, _fixed(each.shape, is_uneven=True)) for each in request.tensors)
 
@@ -485,7 +484,7 @@ def _fixed(shape: tuple[int, ...], is_uneven: bool) -> tuple[int, ...]:
     return (max(len(shape), 1), *shape[1:]) if is_uneven else shape
 
 
-def find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequence[int]) -> str:
+def _find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequence[int]) -> str:
     """Return why the requests for one name do not match; "" if they do.
 
     `by_name`: in the order of ranks. `absent`: ranks that contribute nothing. `names`: of all ranks.
@@ -530,7 +529,7 @@ def _describe_difference(first: int, lowest: Request, rank: int, other: Request)
         return f"{text}, but rank {rank} {other.kind.name}"
     if len(lowest.more) != len(other.more):
         return f"{text} of {len(lowest.tensors)} tensors, but rank {rank} of {len(other.tensors)}"
-    is_uneven = lowest.kind in _UNEVEN
+    is_uneven = lowest.is_uneven
     for index, (ours, theirs) in enumerate(zip(lowest.tensors, other.tensors)):
         which = f" (tensor {index} of the group)" if lowest.more else ""
         if ours.dtype != theirs.dtype:
@@ -560,7 +559,7 @@ def _find_bad_splits(by_name: dict[int, Request]) -> str:
     return ""
 
 
-def response_rows(by_rank: dict[int, Request], size: int) -> tuple[int, ...]:
+def _response_rows(by_rank: dict[int, Request], size: int) -> tuple[int, ...]:
     """Return the rows of the response (see messages.Run); ranks that are missing in `by_rank` have no rows."""
     kind = next(iter(by_rank.values())).kind
     if kind == Kind.allgather:
@@ -577,11 +576,21 @@ def response_rows(by_rank: dict[int, Request], size: int) -> tuple[int, ...]:
     return ()
 
 
+# The response cache
+
 KEPT_USES = 4  # per slot: how many other uses a name outlives
 
 
 class ResponseCache:
-    """At most `capacity` names, each with a different slot from 0 to `capacity` - 1. With 0 nothing is cached."""
+    """Assigns slots to names: at most `capacity` names, each with a different slot below it. With 0 nothing is cached.
+
+    If a step uses a few more names than there are slots, each name is the least recently used one when its turn comes:
+    to evict that would leave no name in the cache that the step uses again. So a name stays until it has not been used
+    for `KEPT_USES` uses of others for each slot, and the names in excess are negotiated each time.
+
+    Only the coordinator decides that. The caches of the ranks are replicas that follow its stream, so every removal
+    here must become an item there.
+    """
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
@@ -645,11 +654,21 @@ class ResponseCache:
         self._last_use[name] = self._uses
 
 
+# Operations without names
+
 _MOST_WARNINGS = 8
 
 
 class CallSites:
-    """The call sites that the coordinator knows: of names that wait, and of pairs that it has warned about."""
+    """Compares the lines at which ranks call operations without names, and warns if they differ.
+
+    Operations without names match by their order alone. If two ranks call two of them in different order with equal
+    shapes, only the lines of the calls show that each result combines different arrays. Different lines are a hint, not
+    a proof, because a rank may take another branch of an if. So they are a warning, once for each pair of lines.
+
+    Only misses are compared. A cached name stands for another call in every cycle of names, so a comparison holds for
+    one use of it. To compare each use, ranks would have to send its line with an additional message between leaders.
+    """
 
     def __init__(self, names: Sequence[int]) -> None:
         """`names`: by rank, its number in messages."""
@@ -670,7 +689,7 @@ class CallSites:
             self._warn(name, calls[0], (rank, site))
 
     def forget(self, name: str) -> None:
-        """Forget the lines of an operation that fails on all ranks: its error says why."""
+        """Forget the lines of an operation that fails on all ranks: its error has the reason."""
         self._lowest.pop(name, None)
 
     def take_warnings(self) -> list[str]:

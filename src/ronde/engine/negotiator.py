@@ -143,7 +143,7 @@ class Negotiator:
                 # Also with another signature: the cycle refuses a name that is in flight.
                 handle = self._submit_hot(submission, signature, waits=False)  # no wait with the lock
                 if handle is not None:
-                    self._tell_splits(handle, submission.terms.kind, run)
+                    self._set_received_splits(handle, submission.terms.kind, run)
                     return handle
             return self._submit_miss(submission, has_name)
 
@@ -194,7 +194,7 @@ class Negotiator:
         self._cycle.note_miss(submission.name, submission.terms.kind, handle)
         self._cycle.want_negotiation()
 
-    def _tell_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
+    def _set_received_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
         if kind is Alltoall:
             handle.received_splits = list(result_rows(kind, run.rows, self._rank, self._size))
 
@@ -298,7 +298,7 @@ class Negotiator:
             handle.result = submission.result
         if submission.needs_finish:
             handle.finish = lambda _: submission.finish()
-        self._tell_splits(handle, request.kind, run)
+        self._set_received_splits(handle, request.kind, run)
         self._decided.append(request.name)
 
     def _add_decided_miss(

@@ -13,8 +13,11 @@ The rules:
 
      Large buffers, such as the memory of NumPy arrays, lie beside the pickle (protocol 5). The sender copies them once,
      into the memory that travels, and the objects of the receiver lie in the memory that has arrived.
-  4. A rank that has joined contributes no object and no header, so each header names the rank that it comes from. The
-     HMAC covers that rank, and the ranks of an all-gather ascend: no object can stand in for another.
+  4. A pickle can run any program, and tensors may travel without tags or through a library that has none. So the
+     content ends with an HMAC under the job key, and a rank checks it before it unpickles or shows the bytes. The
+     header has another one, which a rank checks before it allocates what the header says.
+  5. A rank that has joined contributes no object and no header, so each header names the rank that it comes from. The
+     HMAC covers the header, and the ranks of an all-gather ascend: no object can stand in for another.
 """
 
 from __future__ import annotations
@@ -35,21 +38,18 @@ from ronde.engine.process import ProcessSet
 from ronde.errors import AuthenticationError, RemoteError
 from ronde.process.exception_text import exception_text
 
-__all__ = [
-    "HEADER_BYTES",
-    "ObjectHeader",
-    "OutgoingObject",
-    "allgather_object",
-    "broadcast_object",
-    "check_tag",
-    "new_tag",
-    "unpack_object",
-    "update_tag",
-]
+__all__ = ["OutgoingObject", "allgather_object", "broadcast_object"]
 
 ObjectT = TypeVar("ObjectT")
+Bytes = NDArray[np.uint8]
 
 _PIECE_BYTES = 16 << 20
+_TAG_BYTES = 32
+_ALIGNMENT_BYTES = 64
+_LARGE_BYTES = 1 << 16  # a smaller buffer stays in the pickle
+_HEADER = struct.Struct("<QQIQ?")
+_ENTRY = struct.Struct("<Q?")
+_HEADER_BYTES = _HEADER.size + _TAG_BYTES
 
 
 def broadcast_object(
@@ -81,8 +81,8 @@ def broadcast_object(
         if outgoing.error is not None:
             raise outgoing.error
         return cast(ObjectT, obj)
-    told = broadcast(np.zeros(HEADER_BYTES, np.uint8), root, f"{name}.header", process_set=process_set)
-    return cast(ObjectT, _receive(ObjectHeader.read(told, name)._replace(source=root), name, process_set))
+    row = broadcast(np.zeros(_HEADER_BYTES, np.uint8), root, f"{name}.header", process_set=process_set)
+    return cast(ObjectT, _receive(ObjectHeader.read(row, name)._replace(source=root), name, process_set))
 
 
 def allgather_object(
@@ -145,13 +145,13 @@ def _send(outgoing: OutgoingObject, name: str, process_set: ProcessSet | None) -
 def _receive(header: ObjectHeader, name: str, process_set: ProcessSet | None) -> Any:
     """Return the root's object."""
     content = np.empty(header.content_length, np.uint8)
-    tag = new_tag(header, name)
+    tag = _ContentTag(header, name)
     for begin in range(0, content.size, _PIECE_BYTES):
         piece = content[begin : begin + _PIECE_BYTES]
         broadcast(piece, header.source, _name_of(piece, name), out=piece, process_set=process_set)
-        update_tag(tag, piece[: max(0, header.length - begin)])
-    check_tag(tag, content, header, name)
-    return unpack_object(header, content)
+        tag.update(piece[: max(0, header.length - begin)])
+    tag.check(content)
+    return _unpack_object(header, content)
 
 
 def _name_of(piece: np.ndarray[Any, Any], name: str) -> str:
@@ -160,20 +160,10 @@ def _name_of(piece: np.ndarray[Any, Any], name: str) -> str:
 
 
 def _checked(header: ObjectHeader, content: np.ndarray[Any, Any], name: str) -> Any:
-    tag = new_tag(header, name)
-    update_tag(tag, content[: header.length])
-    check_tag(tag, content, header, name)
-    return unpack_object(header, content)
-
-
-Bytes = NDArray[np.uint8]
-
-TAG_BYTES = 32
-_ALIGNMENT_BYTES = 64
-_LARGE_BYTES = 1 << 16  # a smaller buffer stays in the pickle
-_HEADER = struct.Struct("<QQIQ?")
-_ENTRY = struct.Struct("<Q?")
-HEADER_BYTES = _HEADER.size + TAG_BYTES
+    tag = _ContentTag(header, name)
+    tag.update(content[: header.length])
+    tag.check(content)
+    return _unpack_object(header, content)
 
 
 class ObjectHeader(NamedTuple):
@@ -204,13 +194,13 @@ class ObjectHeader(NamedTuple):
     def _tag(self, name: str) -> bytes:
         met = meeting()
         if met is None:
-            return bytes(TAG_BYTES)
+            return bytes(_TAG_BYTES)
         return met.key.begin_hmac(b"object header", name.encode(), _HEADER.pack(*self)).digest()
 
     @property
     def content_length(self) -> int:
         """The length of the content with the HMAC."""
-        return self.length + TAG_BYTES
+        return self.length + _TAG_BYTES
 
 
 class OutgoingObject:
@@ -238,7 +228,7 @@ class OutgoingObject:
         self.header = ObjectHeader(length, pickle_length, len(buffers), source, self.error is not None)
         self._chunks = chunks[::-1]
         self._left = length
-        self._tag = new_tag(self.header, name)
+        self._tag = _ContentTag(self.header, name)
         self._last: bytes | None = None
 
     def fill(self, place: Bytes) -> None:
@@ -253,36 +243,43 @@ class OutgoingObject:
             done += part.nbytes
             if later.nbytes:
                 self._chunks.append(later)
-        update_tag(self._tag, content)
+        self._tag.update(content)
         if rest.size:
             if self._last is None:
-                self._last = bytes(TAG_BYTES) if self._tag is None else self._tag.digest()
+                self._last = self._tag.digest()
             rest[:] = np.frombuffer(self._last[: rest.size], np.uint8)
             self._last = self._last[rest.size :]
 
 
-def new_tag(header: ObjectHeader, name: str) -> hmac.HMAC | None:
-    """Return an HMAC to be updated with the content. A process that is alone has no job key, and needs none."""
-    met = meeting()
-    return None if met is None else met.key.begin_hmac(b"object", name.encode(), _HEADER.pack(*header))
+class _ContentTag:
+    """The HMAC of a content, under the job key. A process that is alone has no job key, and needs none."""
 
-
-def update_tag(tag: hmac.HMAC | None, content: NDArray[Any]) -> None:
-    """Let the HMAC cover these bytes, too."""
-    if tag is not None:
-        tag.update(cast(Any, content))
-
-
-def check_tag(tag: hmac.HMAC | None, content: Bytes, header: ObjectHeader, name: str) -> None:
-    """Raise AuthenticationError unless the content ends with the HMAC. `tag`: updated with what precedes that."""
-    if tag is not None and not hmac.compare_digest(tag.digest(), content[header.length :].tobytes()):
-        raise AuthenticationError(
-            f"the object '{name}' of rank {header.source} was altered in transit, so Ronde does not unpickle it "
-            "(docs/security.md says how to protect all payload)"
+    def __init__(self, header: ObjectHeader, name: str) -> None:
+        met = meeting()
+        self._header, self._name = header, name
+        self._hmac = (
+            None if met is None else met.key.begin_hmac(b"object", name.encode(), _HEADER.pack(*header))
         )
 
+    def update(self, content: NDArray[Any]) -> None:
+        """Let the HMAC cover these bytes, too."""
+        if self._hmac is not None:
+            self._hmac.update(cast(Any, content))
 
-def unpack_object(header: ObjectHeader, content: Bytes) -> Any:
+    def digest(self) -> bytes:
+        return bytes(_TAG_BYTES) if self._hmac is None else self._hmac.digest()
+
+    def check(self, content: Bytes) -> None:
+        """Raise AuthenticationError unless the content ends with the HMAC, which covers what precedes it."""
+        length = self._header.length
+        if self._hmac is not None and not hmac.compare_digest(self.digest(), content[length:].tobytes()):
+            raise AuthenticationError(
+                f"the object '{self._name}' of rank {self._header.source} was altered in transit, so Ronde does not "
+                "unpickle it (docs/security.md says how to protect all payload)"
+            )
+
+
+def _unpack_object(header: ObjectHeader, content: Bytes) -> Any:
     """Return the object of a content whose HMAC is right. Raises RemoteError if it could not be pickled."""
     memory = memoryview(cast(Any, content))
     end = header.pickle_length

@@ -1,4 +1,8 @@
-"""The engine of this process and its process sets, from `init` to `shutdown`."""
+"""The engines of this process, from `init` to `shutdown`: that of all ranks, and those of process sets.
+
+Every process set has a separate engine (coordinator, cache, communicator, thread), so sets do not wait for each other.
+All ranks of the world add and remove sets together, in the same order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import atexit
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ronde import settings
@@ -35,7 +39,6 @@ __all__ = [
     "init",
     "join",
     "place_of_root",
-    "prepare",
     "remove_process_set",
     "shutdown",
     "start_timeline",
@@ -242,7 +245,7 @@ class _EngineProcess:
     engine: Engine | None = None
     sets: ProcessSets | None = None
     timeline: Timeline | None = None
-    parents: Engine | None = None  # in a forked child: kept, but never used
+    inherited: Engine | None = None  # in a forked child: the parent's engine, kept alive and never used
 
 
 _process = _EngineProcess()
@@ -364,7 +367,7 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
             raise UsageError(f"process_set must be a ProcessSet, not {process_set!r}")
         return process_set.engine()
     if _process.engine is None:
-        comm.world()  # raises, and says why
+        comm.world()  # raises, with the reason
         raise NotInitializedError("Ronde is being initialized or shut down by another thread")
     return _process.engine
 
@@ -396,13 +399,6 @@ def place_of_root(root: int, process_set: ProcessSet | None) -> int:
     if process_set is None or process_set is global_process_set:
         return root
     return process_set.place_of(root)
-
-
-def prepare(
-    x: Any, name: str, op: ReduceOp = Sum, prescale: float = 1.0, postscale: float = 1.0
-) -> Callable[[bool], Handle]:
-    """Prepare a repeated all-reduce in place (see Engine.prepare)."""
-    return engine().prepare(x, name, op, prescale, postscale)
 
 
 def join() -> int:
@@ -508,7 +504,7 @@ def _forget() -> None:
         _process.timeline = None
     if _process.engine is not None:
         _process.engine.abandon()
-        _process.parents, _process.engine = _process.engine, None
+        _process.inherited, _process.engine = _process.engine, None
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""Checks the arguments of an operation, and prepares them for the native engine."""
+"""Checks what this rank submits, its arguments and (if set) its numbers, and prepares it for the native engine."""
 
 from __future__ import annotations
 
@@ -287,6 +287,8 @@ def address(memory: Any) -> Any:
 
 
 _log = logging.getLogger("ronde.engine")
+
+# The setting check_finite: finds the first NaN or infinity, before a reduction spreads it to all ranks
 
 Submit = Callable[..., Handle]  # Negotiator.submit
 

@@ -1,4 +1,4 @@
-"""The shell of the timeline: decides which file a rank writes, and when. The native side writes it (cpp/engine)."""
+"""Decides which timeline file a rank writes, and when. The native side writes it (cpp/engine)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from ronde import _native
 from ronde.errors import UsageError
 from ronde.settings import Settings
 
-__all__ = [
-    "Timeline",
-    "timeline_path",
-]
+__all__ = ["Timeline", "timeline_path"]
 
 _log = logging.getLogger("ronde.timeline")
 

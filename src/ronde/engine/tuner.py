@@ -49,14 +49,7 @@ from ronde.errors import UsageError
 from ronde.new_files import open_for_writing
 from ronde.settings import Settings, assignment
 
-__all__ = [
-    "BayesianSearch",
-    "HINT",
-    "Tuner",
-    "begin_tuning",
-    "is_installed",
-    "take_over",
-]
+__all__ = ["BayesianSearch", "Tuner", "begin_tuning", "take_over"]
 
 _log = logging.getLogger("ronde.tuning")
 
@@ -84,7 +77,7 @@ def begin_tuning(
         return None
     if comm.rank == 0:
         try:
-            problem = "" if is_installed() else HINT
+            problem = "" if _is_installed() else _HINT
             log = None if problem else _Log(settings.autotune_log, space)
         except OSError as error:
             problem = f"autotune_log: {error}"
@@ -222,12 +215,14 @@ class _Log:
             self._file.flush()
 
 
-HINT = "autotune needs the package bayesian-optimization on rank 0: pip install 'ronde[tuning]'"
+# The search of `engine.tuning`, with the library bayesian-optimization (the extra `tuning`)
+
+_HINT = "autotune needs the package bayesian-optimization on rank 0: pip install 'ronde[tuning]'"
 _GIVEN = 2  # trials before the first proposal
 _NOISE = 0.02  # the variance of a measured score, when scores are scaled to variance 1
 
 
-def is_installed() -> bool:
+def _is_installed() -> bool:
     """Return whether the library is installed."""
     return importlib.util.find_spec("bayes_opt") is not None
 
@@ -249,7 +244,7 @@ class BayesianSearch:
             allow_duplicate_points=True,
         )
         self._optimizer.set_gp_params(alpha=_NOISE, n_restarts_optimizer=2)
-        self._told = 0
+        self._registered = 0
         self._random = random.Random(seed)
 
     def propose(self, known: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
@@ -260,8 +255,8 @@ class BayesianSearch:
         """
         if len(known) < _GIVEN + len(self._names):
             return tuple(self._random.random() for _ in self._names)
-        for point, score in known[self._told :]:
+        for point, score in known[self._registered :]:
             self._optimizer.register(dict(zip(self._names, point)), math.log2(max(score, 1.0)))
-        self._told = len(known)
+        self._registered = len(known)
         proposed = self._optimizer.suggest()
         return tuple(float(proposed[name]) for name in self._names)

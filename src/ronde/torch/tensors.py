@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from ronde.backends.nccl import make_ready
 from ronde.comm.queries import rank
 from ronde.engine import engine
 from ronde.engine.process import ProcessSet, global_process_set
@@ -184,8 +185,6 @@ def is_carried(call: Call, tensor: Any) -> bool:
 
 def start_on_device(call: Call, tensor: Any) -> CompletedHandle:
     """Submit the tensor without a copy in main memory; return its handle."""
-    from ronde.backends.nccl import make_ready
-
     kind, _, _, op, prescale, postscale, in_place, *_ = call
     given = tensor.detach().resolve_conj().resolve_neg().contiguous()
     x = given.to(_working_type(tensor, op, prescale != 1.0 or postscale != 1.0))
