@@ -21,7 +21,7 @@ from ronde.engine.merging import (
     batch_of_outboxes,
     encode_batch,
     merge_batches,
-    parent,
+    parent_of,
     ranks_under,
 )
 from ronde.engine.messages import Message, Run, StreamItem, encode_requests
@@ -164,5 +164,5 @@ class HotPath:
                 if through_the_codec:
                     ranks = ranks_under(host, ranks_of_host, arity)
                     batch = BatchReader().read(encode_batch(batch), ranks)
-                arrived[parent(host, arity)].append(batch)
+                arrived[parent_of(host, arity)].append(batch)
         return arrived[0]

@@ -41,12 +41,11 @@ __all__ = [
     "Contribution",
     "batch_of",
     "batch_of_outboxes",
-    "children",
-    "depth",
+    "children_of",
     "encode_batch",
     "merge_batches",
     "merge_contributions",
-    "parent",
+    "parent_of",
     "ranks_of",
     "ranks_under",
     "requests_of",
@@ -252,23 +251,15 @@ def _contribution_from(
 # The tree of hosts
 
 
-def parent(host: int, arity: int) -> int:
+def parent_of(host: int, arity: int) -> int:
     """Return the host above this one; -1 for host 0."""
     return (host - 1) // arity if host > 0 else -1
 
 
-def children(host: int, hosts: int, arity: int) -> range:
+def children_of(host: int, hosts: int, arity: int) -> range:
     """Return the hosts directly under this one, of `hosts` in all."""
     first = host * arity + 1
     return range(min(first, hosts), min(first + arity, hosts))
-
-
-def depth(host: int, arity: int) -> int:
-    """Return how many hosts a message passes on its way to host 0, this one included; 0 for host 0 itself."""
-    levels = 0
-    while host > 0:
-        host, levels = parent(host, arity), levels + 1
-    return levels
 
 
 def ranks_under(host: int, ranks_of_host: Sequence[Sequence[int]], arity: int) -> RankSet:
@@ -278,5 +269,5 @@ def ranks_under(host: int, ranks_of_host: Sequence[Sequence[int]], arity: int) -
     while waiting:
         each = waiting.pop()
         ranks += ranks_of_host[each]
-        waiting += children(each, len(ranks_of_host), arity)
+        waiting += children_of(each, len(ranks_of_host), arity)
     return RankSet.of(ranks)

@@ -34,10 +34,10 @@ from ronde.engine.merging import (
     Batch,
     BatchReader,
     batch_of_outboxes,
-    children,
+    children_of,
     encode_batch,
     merge_batches,
-    parent,
+    parent_of,
     ranks_under,
 )
 from ronde.engine.messages import (
@@ -417,10 +417,10 @@ class Collector:
         self._is_one_host = hosts == 1
         self._leader = topology.leader
         self._local_ranks = topology.local_ranks
-        self._parent = ranks_of_host[parent(host, arity)][0] if host > 0 else -1
+        self._parent = ranks_of_host[parent_of(host, arity)][0] if host > 0 else -1
         self._under = {
             ranks_of_host[child][0]: ranks_under(child, ranks_of_host, arity)
-            for child in (children(host, hosts, arity) if comm.rank == self._leader else ())
+            for child in (children_of(host, hosts, arity) if comm.rank == self._leader else ())
         }
 
     def collect(self, outbox: Sequence[Message]) -> list[Batch]:

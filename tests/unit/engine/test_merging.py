@@ -15,11 +15,10 @@ from ronde.engine.merging import (
     Contribution,
     batch_of,
     batch_of_outboxes,
-    children,
-    depth,
+    children_of,
     encode_batch,
     merge_batches,
-    parent,
+    parent_of,
     ranks_under,
 )
 from ronde.engine.messages import CallSite, LeaveEngine, Message, Request, encode_requests
@@ -172,7 +171,7 @@ def along_a_tree(outboxes: list[list[Message]], host_of: list[int], arity: int) 
         reader = BatchReader()
         return [own] + [
             reader.read(encode_batch(merge_batches(at(child))), ranks_under(child, ranks_of_host, arity))
-            for child in children(host, len(hosts), arity)
+            for child in children_of(host, len(hosts), arity)
         ]
 
     return at(0)
@@ -209,9 +208,17 @@ def test_the_same_is_decided_whatever_the_tree(world: tuple[list[list[Message]],
     assert sorted(map(str, tree)) == sorted(map(str, star))
 
 
+def depth(host: int, arity: int) -> int:
+    """The number of hosts that a message passes on its way to host 0, this one included."""
+    levels = 0
+    while host > 0:
+        host, levels = parent_of(host, arity), levels + 1
+    return levels
+
+
 def test_five_hosts_two_under_each() -> None:
-    assert [list(children(host, 5, 2)) for host in range(5)] == [[1, 2], [3, 4], [], [], []]
-    assert [parent(host, 2) for host in range(5)] == [-1, 0, 0, 1, 1]
+    assert [list(children_of(host, 5, 2)) for host in range(5)] == [[1, 2], [3, 4], [], [], []]
+    assert [parent_of(host, 2) for host in range(5)] == [-1, 0, 0, 1, 1]
     assert [depth(host, 2) for host in range(5)] == [0, 1, 1, 2, 2]
 
 
@@ -222,19 +229,19 @@ def test_how_deep_1250_hosts_lie(arity: int, deepest: int) -> None:
 
 @given(st.integers(1, 300), st.integers(1, 400))
 def test_every_host_is_under_the_one_that_knows_it(hosts: int, arity: int) -> None:
-    below = [list(children(host, hosts, arity)) for host in range(hosts)]
+    below = [list(children_of(host, hosts, arity)) for host in range(hosts)]
     assert [host for each in below for host in each] == list(range(1, hosts))
     assert all(len(each) <= arity for each in below)
     for host, each in enumerate(below):
         assert all(
-            parent(child, arity) == host and depth(child, arity) > depth(host, arity) for child in each
+            parent_of(child, arity) == host and depth(child, arity) > depth(host, arity) for child in each
         )
 
 
 @given(st.integers(1, 300), st.integers(1, 400))
 def test_the_native_tree_is_the_same(hosts: int, arity: int) -> None:
     for host in range(hosts):
-        around = [parent(host, arity), *children(host, hosts, arity)]
+        around = [parent_of(host, arity), *children_of(host, hosts, arity)]
         assert _native.tree_around(host, hosts, arity) == around
 
 
