@@ -31,10 +31,10 @@ from ronde.engine.submission import (
     RequestTerms,
     Submit,
     address,
-    check,
     check_name,
+    check_request,
     normal_terms,
-    prepare,
+    prepare_submission,
     repeat_of,
     signature_of,
 )
@@ -219,7 +219,7 @@ class Engine:
             if known is not None:
                 if known[0] == (kind, dtype, shape, op, root, prescale, postscale, rows, device, ()):
                     terms, signature = known
-                    submission = prepare(name, terms, given, out, self._rank, self._size)
+                    submission = prepare_submission(name, terms, given, out, self._rank, self._size)
                     if repeated is None and not self._is_checked:
                         repeat = repeat_of(self._cycle, submission, signature)
                         if repeat is not None:
@@ -267,7 +267,7 @@ class Engine:
         is_group: bool = False,
     ) -> Handle:
         """Check and submit an operation that differs from the last one of its name."""
-        check(terms, given, out, self._size)
+        check_request(terms, given, out, self._size)
         for each in {each.dtype for each in given} or {terms.dtype}:
             self._check(terms, each)
         signature = signature_of(terms)
@@ -280,11 +280,15 @@ class Engine:
             if not is_group:
                 self._known[name] = terms, signature
             return self._submit(
-                prepare(name, terms, given, out, self._rank, self._size, is_group), signature, waits
+                prepare_submission(name, terms, given, out, self._rank, self._size, is_group),
+                signature,
+                waits,
             )
         unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, _UnnamedNames(sort))
         with unnamed.lock:
-            submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size, is_group)
+            submission = prepare_submission(
+                unnamed.next_name(), terms, given, out, self._rank, self._size, is_group
+            )
             return unnamed.remember(self._submit(submission, signature, waits, has_name=False))
 
     def prepare(
@@ -297,10 +301,10 @@ class Engine:
         given = operand(x)
         check_name(name)
         terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, (), "cpu")
-        check(terms, (given,), x, self._size)
+        check_request(terms, (given,), x, self._size)
         self._check(terms, terms.dtype)
         signature = signature_of(terms)
-        submission = prepare(name, terms, (given,), x, self._rank, self._size)
+        submission = prepare_submission(name, terms, (given,), x, self._rank, self._size)
         if self._is_checked:
             return lambda waits: self._submit(submission, signature, waits)
         memory, submit_hot, misses = address(given.memory), self._cycle.submit, self._misses

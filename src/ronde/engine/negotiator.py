@@ -66,7 +66,7 @@ from ronde.engine.negotiation import (
     Requester,
 )
 from ronde.engine.submission import Submission, address, result_rows, signature_of, submission_of
-from ronde.engine.tuner import Tuner, take_over
+from ronde.engine.tuner import Tuner, adopt_values
 from ronde.errors import MismatchError, PeerLostError, ProtocolError, UsageError
 from ronde.stall.stacks import call_site
 from ronde.types import Allgather, Alltoall, Barrier, Broadcast, Kind
@@ -267,7 +267,7 @@ class Negotiator:
             case AllJoined(last):
                 self._resume_after(last)
             case Tune():
-                take_over(self._cycle, effect, self._tuner)
+                adopt_values(self._cycle, effect, self._tuner)
             case Leaving():
                 self._is_ending = True
                 self._cycle.want_negotiation()

@@ -37,11 +37,11 @@ __all__ = [
     "Submission",
     "Submit",
     "address",
-    "check",
+    "check_request",
     "check_name",
     "first_not_finite",
     "normal_terms",
-    "prepare",
+    "prepare_submission",
     "repeat_of",
     "result_rows",
     "signature_of",
@@ -146,7 +146,7 @@ def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequen
     return rows if kind is Allgather else rows[rank::size]
 
 
-def prepare(
+def prepare_submission(
     name: str,
     terms: RequestTerms,
     given: tuple[Operand, ...],
@@ -203,7 +203,7 @@ def submission_of(handle: Handle, rank: int, size: int) -> Submission:
     """Return the submission of a pending handle. A `Repeat` has left only the submission's parts in it."""
     if not isinstance(handle.inputs, Submission):
         name, terms, x, result = handle.inputs
-        handle.inputs = prepare(name, terms, (operand(x),), result, rank, size)
+        handle.inputs = prepare_submission(name, terms, (operand(x),), result, rank, size)
     submission: Submission = handle.inputs
     return submission
 
@@ -246,7 +246,7 @@ def _is_broken(name: str) -> bool:
     return False
 
 
-def check(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) -> None:
+def check_request(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) -> None:
     """Raise UsageError if the request is invalid on this rank alone."""
     kind = terms.kind
     if kind in _REDUCTIONS and (kind, terms.op) != (Allreduce, Adasum):  # of that the communicator knows

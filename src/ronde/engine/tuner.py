@@ -49,7 +49,7 @@ from ronde.errors import UsageError
 from ronde.new_files import open_for_writing
 from ronde.settings import Settings, assignment
 
-__all__ = ["BayesianSearch", "Tuner", "begin_tuning", "take_over"]
+__all__ = ["BayesianSearch", "Tuner", "begin_tuning", "adopt_values"]
 
 _log = logging.getLogger("ronde.tuning")
 
@@ -97,7 +97,7 @@ def begin_tuning(
     return Tuner(cycle, tuning, space, log, settings.autotune_steps_per_sample)
 
 
-def take_over(cycle: _native.Cycle, values: Tune, tuner: Tuner | None) -> None:
+def adopt_values(cycle: _native.Cycle, values: Tune, tuner: Tuner | None) -> None:
     """Adopt the values from now on. Every rank calls it in the same negotiation round."""
     cycle.tune(*astuple(values))
     _log.info("from here on %s", values)
