@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from ronde.backends.nccl import make_ready
+from ronde.backends import nccl
 from ronde.comm.queries import rank
 from ronde.engine import engine
 from ronde.engine.process import ProcessSet, global_process_set
@@ -197,7 +197,7 @@ def start_on_device(call: Call, tensor: Any) -> CompletedHandle:
         # A broadcast runs in the memory of its input. So does an all-reduce if the program does not need the input.
         result = x if in_place or is_ours else (torch.empty_like(x) if kind is Allreduce else x.clone())
         x = result if kind is Broadcast else x
-    make_ready(*([x] if result is None or result is x else [x, result]))
+    nccl.make_ready(*([x] if result is None or result is x else [x, result]))
     unscaled = call._replace(op=_carried(tensor, op), prescale=1.0, postscale=1.0)
     handle = unscaled.submit(x, result, f"{tensor.device.type} memory")
 
@@ -229,9 +229,12 @@ def _divides(tensor: Any) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _working_type(tensor: Any, op: ReduceOp, is_scaled: bool) -> Any:
-    """Return the type in which a reduction neither wraps around nor rounds early, as in the engine."""
-    if tensor.dtype in (torch.float16, torch.bfloat16) and is_scaled:
+def _working_type(tensor: Any, op: ReduceOp, is_rounded: bool) -> Any:
+    """Return the type in which a reduction neither wraps around nor rounds early, as in the engine.
+
+    `is_rounded`: PyTorch scales or adds the numbers, and would round each time.
+    """
+    if tensor.dtype in (torch.float16, torch.bfloat16) and is_rounded:
         return torch.float32
     return torch.int64 if op is Average and not _divides(tensor) else tensor.dtype
 
@@ -389,20 +392,13 @@ class SparseHandle:
         heads = (-1 - rows[is_head]).tolist()
         shapes = {number: shape for shape, (number, *_) in zip(heads[::2], heads[1::2], strict=True)}
         self._check_alike(shapes)
-        wide = values.to(self._working_type(values.dtype))
+        wide = values if values.dtype is torch.bool else values.to(_working_type(values, self._op, True))
         # The positions come from checked tensors, and need no second check.
         total = torch.sparse_coo_tensor(
             rows[~is_head].t(), wide, self._tensor.shape, check_invariants=False
         ).coalesce()
         self._scale(total.values(), self._size if self._divides_by_all else len(shapes))
         return total.to(values.dtype)
-
-    def _working_type(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the type in which values are added, so that sums are rounded once and averages do not wrap around."""
-        if dtype in (torch.float16, torch.bfloat16):
-            return torch.float32
-        is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-        return torch.int64 if is_integer and self._op is Average else dtype
 
     def _check_alike(self, shapes: dict[int, list[int]]) -> None:
         (first, expected), *others = shapes.items()
@@ -415,7 +411,7 @@ class SparseHandle:
                 )
 
     def _scale(self, values: Any, contributors: int) -> None:
-        if values.is_floating_point() or values.is_complex():
+        if _divides(values):
             factor = self._factor / (contributors if self._op is Average else 1)
             if factor != 1:
                 values.mul_(factor)
