@@ -21,7 +21,7 @@ CARRIED = {
 
 
 def reduce(inputs: list[Any], dtype: DType, op: ReduceOp) -> Any:
-    """What a library would make of it: the form's operation, on what it is told are numbers of the form's type."""
+    """The result of a library: the form's operation, on bytes that it takes for numbers of the form's type."""
     form = form_of(dtype, op, len(inputs))
     given = [x.copy().view(np.uint8) for x in inputs]
     packed = [form.pack(typed(x, dtype)) if form.pack is not None else x.view(form.dtype.name) for x in given]

@@ -1,4 +1,4 @@
-"""What the coordinator decides and what members make of it, as examples and as properties."""
+"""The decisions of the coordinator, and how requesters apply them, as examples and as properties."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def exchange(rows: int, *splits: int) -> Request:
 
 
 def agree(*requests: Request, capacity: int = 4) -> list[StreamItem]:
-    """What comes of one request of each rank."""
+    """The stream after one request of each rank."""
     return Coordinator(len(requests), capacity).step([[request] for request in requests])
 
 
