@@ -20,10 +20,17 @@ from typing import TypeVar
 
 from tables import write_csv
 
-from ronde.engine.merging import Batch, BatchReader, batch_of_outboxes, encode_batch, merge_batches
+from ronde.engine.merging import (
+    Batch,
+    BatchReader,
+    batch_of_outboxes,
+    children_of,
+    encode_batch,
+    merge_batches,
+    ranks_under,
+)
 from ronde.engine.messages import Request, decode_requests, encode_requests, encode_stream
 from ronde.engine.negotiation import Coordinator
-from ronde.engine.tree import children, ranks_under
 from ronde.types import DType, Kind
 
 TENSORS = 160
@@ -121,7 +128,7 @@ def first_step_tree(network: Network, ranks: int, arity: int, design: str) -> Ro
     texts: list[bytes] = [b""] * hosts  # by host: the message to its parent, and its time of departure
     sent_us = [0.0] * hosts
     for host in reversed(range(hosts)):
-        under = children(host, hosts, arity)
+        under = children_of(host, hosts, arity)
         arrives = max((sent_us[child] + network.latency_us for child in under), default=0.0)
         arrives += network.receive_us(len(under), sum(len(texts[child]) for child in under))
         arrives += network.receive_us(local - 1, (local - 1) * len(text))
@@ -154,17 +161,17 @@ def steady_step(network: Network, ranks: int, senders: int, arity: int, design: 
     notes = -(-TENSORS // SLOTS_PER_NOTE)
     sent_us = [0.0] * senders
     for node in reversed(range(senders)):
-        under = children(node, senders, arity)
+        under = children_of(node, senders, arity)
         arrives = max((sent_us[child] + network.latency_us for child in under), default=0.0)
         sent_us[node] = arrives + network.receive_us(len(under) * notes, len(under) * notes * NOTE_BYTES)
         sent_us[node] += notes * network.handling_us if node > 0 else 0.0
     knows_us = [0.0] * senders
     knows_us[0] = sent_us[0]
     for node in range(senders):
-        for place, child in enumerate(children(node, senders, arity)):
+        for place, child in enumerate(children_of(node, senders, arity)):
             passed_on = knows_us[node] + (place + 1) * notes * network.handling_us
             knows_us[child] = passed_on + network.latency_us + network.receive_us(notes, notes * NOTE_BYTES)
-    messages = 2 * notes * len(children(0, senders, arity))
+    messages = 2 * notes * len(children_of(0, senders, arity))
     cpu_ms = messages * network.handling_us / 1000
     return Row("steady", design, ranks, messages, messages * NOTE_BYTES, cpu_ms, max(knows_us) / 1000)
 

@@ -253,7 +253,7 @@ nb::object wait(nb::handle_t<Handle> self) {
   if (handle.completion->has_failed()) {
     if (handle.error.is_valid() && !handle.error.is_none()) {
       // A copy, because the handle must not reference its callers' frames, which reference the handle.
-      const nb::object error = nb::module_::import_("ronde.engine.fresh_errors").attr("fresh")(handle.error);
+      const nb::object error = nb::module_::import_("ronde.engine.negotiator").attr("fresh")(handle.error);
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
       throw nb::python_error();
     }

@@ -2,7 +2,7 @@
 // operations.
 //
 // A tensor's kind, element type, reduction and device alone determine its backend, by a table that all ranks agree on
-// when the engine starts (ronde/engine/carriers.py). So all ranks choose the same backend.
+// when the engine starts (ronde/engine/chosen_backends.py). So all ranks choose the same backend.
 #pragma once
 
 #include <cstddef>

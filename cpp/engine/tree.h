@@ -1,5 +1,5 @@
 // The tree of hosts along which leaders exchange notes: host 0 is the root, each host has up to `arity` children, and
-// levels fill one after the other. src/ronde/engine/tree.py defines the same tree.
+// levels fill one after the other. src/ronde/engine/merging.py defines the same tree.
 #pragma once
 
 #include <algorithm>

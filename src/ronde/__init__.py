@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         synchronize,
     )
     from ronde.engine.process import (
+        ProcessSet,
         add_process_set,
         get_process_set_ids_and_ranks,
         global_process_set,
@@ -115,7 +116,6 @@ if TYPE_CHECKING:
         start_timeline,
         stop_timeline,
     )
-    from ronde.engine.process_sets import ProcessSet
     from ronde.launch.callables import run
     from ronde.process.record_errors import record
 
@@ -212,7 +212,7 @@ _LAZY = {  # all other names are operations of the engine
     **dict.fromkeys(("is_initialized", "world"), "ronde.comm.world"),
     "Handle": "ronde._native",
     **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
-    "ProcessSet": "ronde.engine.process_sets",
+    "ProcessSet": "ronde.engine.process",
     "record": "ronde.process.record_errors",
     "run": "ronde.launch.callables",
     **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),

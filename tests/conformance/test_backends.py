@@ -205,7 +205,7 @@ def test_all_ranks_want_the_same() -> None:
 # Backends of others
 
 PLUGIN = '''
-from ronde.backends.base import Backend
+from ronde.backends.backend import Backend
 from ronde.types import Kind
 
 
@@ -295,7 +295,7 @@ def test_a_backend_that_does_not_return_is_named_and_given_up() -> None:
 DEVICE_PLUGIN = '''
 import ctypes
 import numpy, torch
-from ronde.backends.base import DeviceBackend
+from ronde.backends.backend import DeviceBackend
 from ronde.backends.gloo import Gloo
 from ronde.types import Kind
 
@@ -396,7 +396,7 @@ def scale_and_average_on_device() -> None:
     torch = pytest.importorskip("torch")
     from ronde.backends import nccl
     from ronde.torch.call import Call
-    from ronde.torch.on_device import is_carried, start_on_device
+    from ronde.torch.tensors import is_carried, start_on_device
 
     nccl.make_ready = lambda *tensors: None
     ronde.init()

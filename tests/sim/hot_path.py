@@ -14,10 +14,18 @@ from dataclasses import dataclass, field
 
 from tests.sim.leaders import Leader, Placement
 
-from ronde.engine.merging import Batch, BatchReader, batch_of, batch_of_outboxes, encode_batch, merge_batches
+from ronde.engine.merging import (
+    Batch,
+    BatchReader,
+    batch_of,
+    batch_of_outboxes,
+    encode_batch,
+    merge_batches,
+    parent_of,
+    ranks_under,
+)
 from ronde.engine.messages import Message, Run, StreamItem, encode_requests
 from ronde.engine.negotiation import Coordinator
-from ronde.engine.tree import parent, ranks_under
 from ronde.rank_set import RankSet
 
 MOST_NEEDLESS_ROUNDS = 3
@@ -156,5 +164,5 @@ class HotPath:
                 if through_the_codec:
                     ranks = ranks_under(host, ranks_of_host, arity)
                     batch = BatchReader().read(encode_batch(batch), ranks)
-                arrived[parent(host, arity)].append(batch)
+                arrived[parent_of(host, arity)].append(batch)
         return arrived[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.common_order import require
 
-from ronde.engine.tree import children, parent
+from ronde.engine.merging import children_of, parent_of
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Leader:
     def __init__(self, host: int, placement: Placement, rng: random.Random, capacity: int) -> None:
         hosts = len(placement.ranks_of_host)
         self.host = host
-        self.parent = parent(host, placement.arity)
-        self.children = children(host, hosts, placement.arity)
+        self.parent = parent_of(host, placement.arity)
+        self.children = children_of(host, hosts, placement.arity)
         self.arrived = 0  # entries of the common log that this host has
         self.arrives_up_to = 1 << 62  # less if the parent has died
         self.inbox: deque[tuple[int, Note]] = deque()

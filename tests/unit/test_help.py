@@ -88,7 +88,7 @@ def undescribed_in(doc: str, parameters: list[str]) -> list[str]:
     ("module", "needs"),
     [
         ("ronde", None),
-        ("ronde.backends.base", None),
+        ("ronde.backends.backend", None),
         ("ronde.comqueue", None),
         ("ronde.rendezvous.membership", None),
         ("ronde.launch.callables", None),

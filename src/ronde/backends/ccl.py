@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.backends.base import Backend, BackendContext
+from ronde.backends.backend import Backend, BackendContext
 from ronde.environment import set_defaults
 from ronde.errors import TimeoutError
 from ronde.types import DType, Kind, Max, Min, Product, ReduceOp, Sum
@@ -72,9 +72,7 @@ class CCL(Backend):
         version = ctypes.c_int()
         if library.onecclGetVersion(ctypes.byref(version)) or not version.value:
             return f"oneCCL does not initialize ({_last_error(library)})"
-        if self.place.store is None and self.place.size > 1:
-            return "the job has no store where the ranks can meet"
-        return None
+        return self.place.lack_of_store()
 
     def open(self) -> None:
         threading.Thread(target=self._make_calls, name="ronde-ccl", daemon=True).start()

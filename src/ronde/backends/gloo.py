@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ronde.backends.base import Backend, BackendContext, Patience
+from ronde.backends.backend import Backend, BackendContext, Patience
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["Gloo"]
@@ -45,9 +45,7 @@ class Gloo(Backend):
             return f"PyTorch cannot be imported ({error})"
         if not distributed.is_available() or not distributed.is_gloo_available():
             return "this PyTorch was built without Gloo"
-        if self.place.store is None and self.place.size > 1:
-            return "the job has no store where the ranks can meet"
-        return None
+        return self.place.lack_of_store()
 
     def open(self) -> None:
         import torch

@@ -8,23 +8,16 @@ nor finalizes it at the end, because that would wait for dead ranks.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from ronde.backends.base import Backend, BackendContext
-from ronde.backends.exit import at_exit
+from ronde.backends.backend import Backend, BackendContext, at_exit
 from ronde.environment import environment
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = ["MPI"]
-
-# How long to test an operation without a pause. The wait is short, because the operation is ready on all ranks.
-_SPIN_NS = 2 * 10**9
-_REST_S = 50e-6
 
 
 class _MpiProcess:
@@ -122,12 +115,7 @@ class MPI(Backend):
             return
         patience = self.place.patience(f"{operation} by mpi")
         try:
-            while not request.Test():
-                patience.check()
-                if patience.waited_ns < _SPIN_NS:
-                    os.sched_yield()
-                else:
-                    time.sleep(_REST_S)
+            patience.wait_until(request.Test)
         except BaseException:
             _process.has_failed = True
             _process.pending.append((request, memory))

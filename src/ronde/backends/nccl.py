@@ -13,13 +13,11 @@ NCCL rounds sums of 16-bit floats at every step.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from ronde.backends.base import BackendContext, DeviceBackend
+from ronde.backends.backend import BackendContext, DeviceBackend
 from ronde.types import BitAnd, BitOr, BitXor, DType, Kind, ReduceOp
 
 __all__ = ["NCCL", "make_ready"]
@@ -29,7 +27,6 @@ _REDUCED = (
     *(DType.int8, DType.uint8, DType.int32, DType.int64),
     *(DType.float16, DType.bfloat16, DType.float32, DType.float64),
 )
-_SPIN_NS, _REST_S = 10**9, 50e-6
 
 _ready: dict[int, Any] = {}  # by address: the event after which the memory may be used
 
@@ -75,9 +72,7 @@ class NCCL(DeviceBackend):
             return "PyTorch sees no CUDA device"
         if not distributed.is_available() or not distributed.is_nccl_available():
             return "this PyTorch was built without NCCL"
-        if self.place.store is None and self.place.size > 1:
-            return "the job has no store where the ranks can meet"
-        return None
+        return self.place.lack_of_store()
 
     def claim(self) -> str:
         """Return the device that this rank cannot share."""
@@ -213,10 +208,4 @@ class NCCL(DeviceBackend):
                 work.wait()  # the stream waits, not this thread
             done = cuda.Event()
             done.record(self._stream)
-        patience = self.place.patience(f"{operation} by nccl")
-        while not done.query():
-            patience.check()
-            if patience.waited_ns < _SPIN_NS:
-                os.sched_yield()
-            else:
-                time.sleep(_REST_S)
+        self.place.patience(f"{operation} by nccl").wait_until(done.query)

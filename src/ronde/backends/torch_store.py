@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from torch.distributed import Store
 
-from ronde.backends.base import BackendContext
+from ronde.backends.backend import BackendContext
 from ronde.errors import TimeoutError
 from ronde.stores.memory import MemoryStore
 

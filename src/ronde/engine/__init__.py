@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from ronde._native import Handle
-from ronde.engine.process import engine, init, prepare, shutdown, submit
+from ronde.engine.process import engine, init, shutdown, submit
 
-__all__ = ["Handle", "engine", "init", "prepare", "shutdown", "submit"]
+__all__ = ["Handle", "engine", "init", "shutdown", "submit"]

@@ -1,6 +1,6 @@
 """The engine of the world, or of a process set: checks and prepares tensors of users for its negotiator.
 
-`negotiator` agrees with the other ranks, `carriers` choose the library that carries the bytes, and cpp/engine runs
+`negotiator` agrees with the other ranks, `chosen_backends` carry the bytes through other libraries, and cpp/engine runs
 without the interpreter.
 """
 
@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,30 +23,31 @@ from ronde.comm.byte_exchange import allgather_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.equal_values import require_equal
 from ronde.comm.splits import row_counts
-from ronde.engine.arrivals import Arrivals, survey_arrivals
-from ronde.engine.carriers import DEVICE_MEMORY, Carriers
-from ronde.engine.finite import FiniteCheck, Submit
+from ronde.engine.chosen_backends import DEVICE_MEMORY, ChosenBackends
 from ronde.engine.messages import TensorType
 from ronde.engine.negotiator import Negotiator
 from ronde.engine.submission import (
+    FiniteCheck,
     RequestTerms,
+    Submit,
     address,
-    check,
     check_name,
+    check_request,
     normal_terms,
-    prepare,
+    prepare_submission,
     repeat_of,
     signature_of,
 )
 from ronde.engine.timeline import Timeline
 from ronde.engine.tuner import begin_tuning
 from ronde.engine.tuning import LARGEST_FUSION_BYTES
+from ronde.errors import TimeoutError
 from ronde.settings import Settings
 from ronde.stall.reports import TENSORS, Subject
 from ronde.stall.watch import StallWatch, hide_thread
 from ronde.types import Adasum, Allreduce, Alltoall, Barrier, DType, Kind, ReduceOp
 
-__all__ = ["Engine"]
+__all__ = ["Arrivals", "Engine"]
 
 _log = logging.getLogger("ronde.engine")
 
@@ -57,6 +58,21 @@ _EQUAL_SETTINGS = (
 )
 _KNOWN = 2**16  # names; more would let a program that never repeats a name fill the memory
 _UNNAMED_IN_FLIGHT = 64  # operations without a name, of each sort
+_SURVEY_NS = 5 * 10**9  # ample: answers take milliseconds
+
+
+class Arrivals(NamedTuple):
+    """How a rank's tensors arrived, of those that needed no negotiation.
+
+    `tensors`: how many were executed; `last`: of how many it was the last rank of its host; `late_s`: how many seconds
+    later than the rank that is earliest on average it submitted a tensor, on average.
+    """
+
+    rank: int
+    host: str
+    tensors: int
+    last: int
+    late_s: float
 
 
 class Engine:
@@ -95,7 +111,7 @@ class Engine:
             settings.disable_group_fusion,
             settings.tree_arity,
         )
-        self._carriers = Carriers(self._cycle, self._comm, settings, ranks)
+        self._backends = ChosenBackends(self._cycle, self._comm, settings, ranks)
         self.timeline = timeline
         self._cycle.record_into(timeline.native, label, self._names)
         with starting_threads_on(core):
@@ -118,7 +134,7 @@ class Engine:
             finite = FiniteCheck(comm, self._names[comm.rank], settings.check_finite == "raise")
             self._submit = finite.before(self._negotiator.submit)
         self._negotiator.on_resume = self._unnamed.clear
-        self._negotiator.on_failure = lambda: self._carriers.close(failed=self._comm.has_failed())
+        self._negotiator.on_failure = lambda: self._backends.close(failed=self._comm.has_failed())
         with starting_threads_on(core):
             self._negotiator.thread.start()
         hide_thread(self._negotiator.thread)
@@ -142,15 +158,24 @@ class Engine:
 
     def arrivals(self) -> list[Arrivals]:
         """Return how the tensors of each rank have arrived so far. Raises TimeoutError if a rank does not answer."""
-        return survey_arrivals(self._stalls.native, self._names, self._hosts)
+        answers = self._stalls.native.survey(_SURVEY_NS)
+        missing = tuple(rank for rank, answer in zip(self._names, answers) if answer is None)
+        if missing:
+            raise TimeoutError(f"ranks {missing} do not answer", "stragglers", _SURVEY_NS, missing)
+        known = [answer for answer in answers if answer is not None]
+        waited_s = [waited_ns / max(tensors, 1) / 1e9 for tensors, _, waited_ns in known]
+        return [
+            Arrivals(name, host, tensors, last, max(waited_s) - own_s)
+            for name, host, (tensors, last, _), own_s in zip(self._names, self._hosts, known, waited_s)
+        ]
 
     def backends(self) -> list[str]:
         """Return the names of the backends in use besides the native one."""
-        return self._carriers.names()
+        return self._backends.names()
 
     def carries(self, kind: Kind, dtype: DType, op: ReduceOp, device: Any) -> bool:
         """Return whether a backend takes tensors in the memory of this device (a torch.device) without a copy."""
-        return self._carriers.carries(kind, dtype, op, device)
+        return self._backends.carries(kind, dtype, op, device)
 
     def submit(
         self,
@@ -194,7 +219,7 @@ class Engine:
             if known is not None:
                 if known[0] == (kind, dtype, shape, op, root, prescale, postscale, rows, device, ()):
                     terms, signature = known
-                    submission = prepare(name, terms, given, out, self._rank, self._size)
+                    submission = prepare_submission(name, terms, given, out, self._rank, self._size)
                     if repeated is None and not self._is_checked:
                         repeat = repeat_of(self._cycle, submission, signature)
                         if repeat is not None:
@@ -242,7 +267,7 @@ class Engine:
         is_group: bool = False,
     ) -> Handle:
         """Check and submit an operation that differs from the last one of its name."""
-        check(terms, given, out, self._size)
+        check_request(terms, given, out, self._size)
         for each in {each.dtype for each in given} or {terms.dtype}:
             self._check(terms, each)
         signature = signature_of(terms)
@@ -255,11 +280,15 @@ class Engine:
             if not is_group:
                 self._known[name] = terms, signature
             return self._submit(
-                prepare(name, terms, given, out, self._rank, self._size, is_group), signature, waits
+                prepare_submission(name, terms, given, out, self._rank, self._size, is_group),
+                signature,
+                waits,
             )
         unnamed = self._unnamed.get(sort) or self._unnamed.setdefault(sort, _UnnamedNames(sort))
         with unnamed.lock:
-            submission = prepare(unnamed.next_name(), terms, given, out, self._rank, self._size, is_group)
+            submission = prepare_submission(
+                unnamed.next_name(), terms, given, out, self._rank, self._size, is_group
+            )
             return unnamed.remember(self._submit(submission, signature, waits, has_name=False))
 
     def prepare(
@@ -272,10 +301,10 @@ class Engine:
         given = operand(x)
         check_name(name)
         terms = normal_terms(Allreduce, given.dtype, given.shape, op, -1, prescale, postscale, (), "cpu")
-        check(terms, (given,), x, self._size)
+        check_request(terms, (given,), x, self._size)
         self._check(terms, terms.dtype)
         signature = signature_of(terms)
-        submission = prepare(name, terms, (given,), x, self._rank, self._size)
+        submission = prepare_submission(name, terms, (given,), x, self._rank, self._size)
         if self._is_checked:
             return lambda waits: self._submit(submission, signature, waits)
         memory, submit_hot, misses = address(given.memory), self._cycle.submit, self._misses
@@ -292,7 +321,7 @@ class Engine:
         """Raise UsageError if no backend supports the operation."""
         if terms.op is Adasum:
             self._comm.check_adasum(dtype)
-        self._carriers.check(terms.kind, dtype, terms.op, terms.device)
+        self._backends.check(terms.kind, dtype, terms.op, terms.device)
 
     # Joining and leaving
 
@@ -314,7 +343,7 @@ class Engine:
         self._cycle.stop()
         self._comm.shutdown()
         self._negotiator.join_thread()
-        self._carriers.close(failed=False)
+        self._backends.close(failed=False)
         self._cycle.release()
         self._negotiator.on_failure = lambda: None  # the closure would keep this engine and its memory alive
 

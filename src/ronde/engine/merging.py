@@ -1,4 +1,4 @@
-"""Merges equal messages of many ranks in a negotiation round. Pure.
+"""Merges equal messages of many ranks, along the tree of hosts, in a negotiation round. Pure.
 
 Hundreds of ranks request the same tensors. The leader of a host turns their requests into a `Batch`, which contains
 each request once, with the set of its ranks; it merges this with the batches of its children and sends the result to
@@ -7,6 +7,10 @@ its parent. So rank 0 receives and does as much for a hundred ranks as for ten t
 Requests that differ only where ranks may differ, in the rows that they gather or exchange, are merged as well; the
 batch keeps the rows by rank. Requests that must not differ are never merged, so that the coordinator can name the
 ranks.
+
+The tree has host 0 at the top, and up to `arity` hosts under each. Hosts are numbered in the order of their lowest
+ranks, so rank 0 leads host 0. The levels fill one after the other: under host h are the hosts h * arity + 1 to
+h * arity + arity, as far as they exist. `cpp/engine/tree.h` computes the same tree, and a test compares the two.
 
 A batch travels as lines: as JSON, the ranks (empty: all of the batch) and the rows by rank (empty: those of the
 message), then a tab and the message in the form of `ronde.engine.messages`. Equal messages have equal texts, so a
@@ -30,19 +34,21 @@ from ronde.engine.messages import (
 from ronde.errors import ProtocolError
 from ronde.rank_set import RankSet
 from ronde.typed_json import Natural, TypedJson
-from ronde.types import Kind
 
 __all__ = [
     "Batch",
     "BatchReader",
     "Contribution",
-    "encode_batch",
-    "merge_contributions",
-    "merge_batches",
-    "ranks_of",
-    "requests_of",
     "batch_of",
     "batch_of_outboxes",
+    "children_of",
+    "encode_batch",
+    "merge_batches",
+    "merge_contributions",
+    "parent_of",
+    "ranks_of",
+    "ranks_under",
+    "requests_of",
 ]
 
 Rows = tuple[int, ...]  # the number of rows of a rank, then its splits, if any
@@ -50,7 +56,6 @@ Rows = tuple[int, ...]  # the number of rows of a rank, then its splits, if any
 _ABOUT: TypedJson[tuple[tuple[tuple[int, int], ...], tuple[Rows, ...]]] = TypedJson(
     tuple[tuple[tuple[Natural, Natural], ...], tuple[Rows, ...]], "batch of the negotiation"
 )
-_UNEVEN = (Kind.allgather, Kind.alltoall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def batch_of_outboxes(outboxes: Mapping[int, bytes]) -> Batch:
 
 def _common_part(message: Message) -> Message:
     """Return the message without the fields that may differ between ranks: equal common parts can be merged."""
-    if isinstance(message, Request) and message.kind in _UNEVEN and message.shape:
+    if isinstance(message, Request) and message.is_uneven and message.shape:
         return replace(message, shape=(0, *message.shape[1:]), splits=())
     return message
 
@@ -148,8 +153,7 @@ def requests_of(contributions: Sequence[Contribution]) -> dict[int, Request]:
     by_rank: dict[int, Request] = {}
     for each in sorted(merge_contributions(contributions), key=lambda each: each.ranks.first):
         assert isinstance(each.message, Request)
-        is_uneven = each.message.kind in _UNEVEN
-        by_rank |= each.requests() if is_uneven else {each.ranks.first: each.message}
+        by_rank |= each.requests() if each.message.is_uneven else {each.ranks.first: each.message}
     return {rank: by_rank[rank] for rank in sorted(by_rank)}
 
 
@@ -235,10 +239,35 @@ def _contribution_from(
         ranks = RankSet.union(RankSet((each,)) for each in ranges)
         if not ranks.within(batch_ranks):
             raise ValueError("it contains ranks from outside its part of the tree")
-    if rows and (not isinstance(message, Request) or message.kind not in _UNEVEN or len(rows) != len(ranks)):
+    if rows and (not isinstance(message, Request) or not message.is_uneven or len(rows) != len(ranks)):
         raise ValueError(f"rows of {len(rows)} ranks instead of {len(ranks)}")
     if any(not each or each[0] < 0 for each in rows):  # splits may be negative, which the coordinator reports
         raise ValueError(f"{str(rows)[:80]} are not the rows of ranks")
     if rows and rows[0] != _rows_of(message):
         raise ValueError(f"the lowest rank has rows {rows[0]}, which differ from its message")
     return Contribution(ranks, message, rows)
+
+
+# The tree of hosts
+
+
+def parent_of(host: int, arity: int) -> int:
+    """Return the host above this one; -1 for host 0."""
+    return (host - 1) // arity if host > 0 else -1
+
+
+def children_of(host: int, hosts: int, arity: int) -> range:
+    """Return the hosts directly under this one, of `hosts` in all."""
+    first = host * arity + 1
+    return range(min(first, hosts), min(first + arity, hosts))
+
+
+def ranks_under(host: int, ranks_of_host: Sequence[Sequence[int]], arity: int) -> RankSet:
+    """Return the ranks of this host and of all hosts under it. `ranks_of_host`: the ranks, by host."""
+    ranks: list[int] = []
+    waiting = [host]
+    while waiting:
+        each = waiting.pop()
+        ranks += ranks_of_host[each]
+        waiting += children_of(each, len(ranks_of_host), arity)
+    return RankSet.of(ranks)

@@ -2,9 +2,9 @@
 
 To the coordinator: `Request`, `CallSite`, `JoinData` and `LeaveEngine`. From it, in the same order to every rank:
 `Run`, `Evict`, `FailTensor`, `Joined`, `AllJoined`, `Tune`, `Leaving` and `Left`. They travel as `typed_json`
-writes them, the empty list as no bytes at all, because that is what most ranks have to say in most rounds.
+writes them, the empty list as no bytes at all, because most ranks send nothing in most rounds.
 
-Each message is checked against its types. Whether messages fit together is for `ronde.engine.negotiation` to say.
+Each message is checked against its types. `ronde.engine.negotiation` checks whether messages fit together.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
     "encode_stream",
 ]
 
-Word = TypeVar("Word")
+MessageT = TypeVar("MessageT")
 
 
 class TensorType(NamedTuple):
-    """What one tensor of a group is."""
+    """The type of one tensor of a group."""
 
     dtype: DType
     shape: tuple[Natural, ...]
@@ -78,6 +78,11 @@ class Request:
     def rows(self) -> int:
         """The length of the first axis; an array without axes counts as one row."""
         return self.shape[0] if self.shape else 1
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether ranks may have different numbers of rows."""
+        return self.kind is Kind.allgather or self.kind is Kind.alltoall
 
     @property
     def is_in_device_memory(self) -> bool:
@@ -125,7 +130,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """The cache's slot is free. Who had submitted its tensor as a hit must ask for it again."""
+    """The cache's slot is free. A rank whose hit on it is pending requests the tensor again."""
 
     slot: Natural
 
@@ -147,7 +152,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class AllJoined:
-    """So have all now; `last` was the last one. From here on everybody submits again."""
+    """All ranks have joined, `last` as the last one. From here on they submit again."""
 
     last: Natural
 
@@ -161,7 +166,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """This rank has left. Nothing comes after it, ever."""
+    """This rank has left. It is the last item of the stream."""
 
     rank: Natural
 
@@ -193,7 +198,7 @@ def encode_requests(messages: Sequence[Message]) -> bytes:
 
 
 def decode_requests(data: bytes) -> list[Message]:
-    """Return what a rank has to say. Raises ProtocolError if it is malformed."""
+    """Return the messages of a rank. Raises ProtocolError if it is malformed."""
     return _decode(_REQUESTS, data)
 
 
@@ -203,14 +208,14 @@ def encode_stream(items: Sequence[StreamItem]) -> bytes:
 
 
 def decode_stream(data: bytes) -> list[StreamItem]:
-    """Return what the coordinator has decided. Raises ProtocolError if it is malformed."""
+    """Return a part of the coordinator's stream. Raises ProtocolError if it is malformed."""
     return _decode(_STREAM, data)
 
 
-def _decode(form: TypedJson[tuple[Word, ...]], data: bytes) -> list[Word]:
+def _decode(form: TypedJson[tuple[MessageT, ...]], data: bytes) -> list[MessageT]:
     if not data:
         return []
-    words = form.decode(data)
-    if not words:
+    messages = form.decode(data)
+    if not messages:
         raise ProtocolError("malformed message of the negotiation: an empty list")
-    return list(words)
+    return list(messages)

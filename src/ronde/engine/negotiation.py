@@ -35,7 +35,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ronde.engine.call_sites import CallSites
 from ronde.engine.merging import Batch, Contribution, batch_of, ranks_of, requests_of
 from ronde.engine.messages import (
     AllJoined,
@@ -54,8 +53,6 @@ from ronde.engine.messages import (
     TensorType,
     Tune,
 )
-from ronde.engine.request_matching import find_problem, response_rows
-from ronde.engine.response_cache import ResponseCache
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.rank_set import RankSet
 from ronde.types import Kind
@@ -69,7 +66,9 @@ __all__ = [
     "Execute",
     "Failed",
     "Insert",
+    "KEPT_USES",
     "Requester",
+    "ResponseCache",
 ]
 
 
@@ -195,7 +194,7 @@ class Coordinator:
         """Return whether the response is the same with and without the ranks that have joined."""
         if request.kind == Kind.barrier:
             return False  # a cached barrier would save nothing
-        if request.kind in (Kind.allgather, Kind.alltoall) or request.is_in_device_memory:
+        if request.is_uneven or request.is_in_device_memory:
             return not self._joined
         return request.kind != Kind.broadcast or request.root not in self._joined
 
@@ -211,7 +210,7 @@ class Coordinator:
         absent = tuple(rank for rank in sorted(self._joined) if rank not in there)
         by_rank = requests_of(gathering.contributions)
         lowest = by_rank[there.first]
-        reason = find_problem(
+        reason = _find_problem(
             {self._names[rank]: request for rank, request in by_rank.items()}, absent, self._names
         )
         if reason:
@@ -228,10 +227,10 @@ class Coordinator:
             slot = self._cache.add(lowest.name)
             if slot >= 0:
                 self._responded[slot] = lowest
-        stream.append(Run(lowest, response_rows(by_rank, self._size), slot, absent))
+        stream.append(Run(lowest, _response_rows(by_rank, self._size), slot, absent))
 
 
-# Effects: what a Requester's shell does.
+# A rank's side: effects are what a Requester's shell does.
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +244,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Execute this rank's request as the run says, before later items."""
+    """Execute this rank's request by the run, before later items."""
 
     request: Request
     run: Run
@@ -300,7 +299,7 @@ class Requester:
         self._cached: dict[str, tuple[Request, Run, int]] = {}
         self._name_by_slot: dict[int, str] = {}
         self._wants_to_join = self._has_joined = False
-        self._wants_to_leave = self._has_said_so = False
+        self._wants_to_leave = self._has_announced_leave = False
         self._is_last = False  # the next negotiation round
         self._left: int | None = None  # the rank that has left
 
@@ -364,8 +363,8 @@ class Requester:
         if self._is_joining and self._left is None:
             self._has_joined = True
             messages.append(JoinData())
-        if self._wants_to_leave and not self._has_said_so and self._left is None:
-            self._has_said_so = True
+        if self._wants_to_leave and not self._has_announced_leave and self._left is None:
+            self._has_announced_leave = True
             messages.append(LeaveEngine())
         return messages
 
@@ -464,3 +463,247 @@ class Requester:
         self._in_flight.clear()
         self._queue.clear()
         return [*failed, Closed(rank)]
+
+
+# Whether the requests of all ranks for one name match, and the rows of their response
+
+# The fields that must be the same on all ranks, in the order of comparison; "" is the kind.
+_COMPARED = ("", "op", "root", "prescale_factor", "postscale_factor", "device")
+
+
+def _compared(request: Request) -> tuple[object, ...]:
+    """Return the values that must be equal, in the order of _COMPARED, and then those of each tensor."""
+    terms = request.kind, request.op, request.root, request.prescale, request.postscale, request.device
+    if not request.is_uneven:
+        return *terms, request.dtype, request.shape, *request.more
+    return *terms, *((each.dtype, _fixed(each.shape, is_uneven=True)) for each in request.tensors)
+
+
+def _fixed(shape: tuple[int, ...], is_uneven: bool) -> tuple[int, ...]:
+    """Return the part of a shape that must be the same on all ranks; an array without axes counts as one row."""
+    return (max(len(shape), 1), *shape[1:]) if is_uneven else shape
+
+
+def _find_problem(by_name: dict[int, Request], absent: Sequence[int], names: Sequence[int]) -> str:
+    """Return why the requests for one name do not match; "" if they do.
+
+    `by_name`: in the order of ranks. `absent`: ranks that contribute nothing. `names`: of all ranks.
+    """
+    first, lowest = next(iter(by_name.items()))
+    expected = _compared(lowest)
+    for name, request in by_name.items():
+        if request != lowest and _compared(request) != expected:
+            return _describe_difference(first, lowest, name, request)
+    if lowest.kind == Kind.broadcast and not 0 <= lowest.root < len(names):
+        return (
+            f"{_subject(lowest)}: all ranks submitted broadcast with root {lowest.root}, but there are only ranks 0 to "
+            f"{len(names) - 1}"
+        )
+    if lowest.kind == Kind.broadcast and lowest.root in absent:
+        root = names[lowest.root]
+        return (
+            f"{_subject(lowest)}: the root of the broadcast, rank {root}, has joined: it has nothing to send"
+        )
+    if lowest.kind == Kind.alltoall and absent:
+        return (
+            f"{_subject(lowest)}: rank {first} submitted alltoall, but rank {names[absent[0]]} has joined, so its "
+            "number of rows is unknown"
+        )
+    if lowest.is_in_device_memory and absent:
+        return (
+            f"{_subject(lowest)}: rank {first} submitted it in {lowest.device}, but rank {names[absent[0]]} has "
+            "joined and has no tensor in that memory to contribute"
+        )
+    if lowest.kind == Kind.alltoall:
+        return _find_bad_splits(by_name)
+    return ""
+
+
+def _subject(request: Request) -> str:
+    return f"{'group' if request.more else 'tensor'} '{request.name}'"
+
+
+def _describe_difference(first: int, lowest: Request, rank: int, other: Request) -> str:
+    text = f"{_subject(lowest)}: rank {first} submitted {lowest.kind.name}"
+    if lowest.kind != other.kind:
+        return f"{text}, but rank {rank} {other.kind.name}"
+    if len(lowest.more) != len(other.more):
+        return f"{text} of {len(lowest.tensors)} tensors, but rank {rank} of {len(other.tensors)}"
+    is_uneven = lowest.is_uneven
+    for index, (ours, theirs) in enumerate(zip(lowest.tensors, other.tensors)):
+        which = f" (tensor {index} of the group)" if lowest.more else ""
+        if ours.dtype != theirs.dtype:
+            return (
+                f"{text} with dtype {ours.dtype.name}, but rank {rank} with dtype {theirs.dtype.name}{which}"
+            )
+        if _fixed(ours.shape, is_uneven) != _fixed(theirs.shape, is_uneven):
+            which += " (only the first axis may differ)" if is_uneven else ""
+            return f"{text} with shape {ours.shape}, but rank {rank} with shape {theirs.shape}{which}"
+    terms = zip(_COMPARED, _compared(lowest), _compared(other))
+    label, here, there = next(each for each in terms if each[1] != each[2])
+    if label == "op":
+        here, there = lowest.op.name, other.op.name
+    return f"{text} with {label} {here}, but rank {rank} with {label} {there}"
+
+
+def _find_bad_splits(by_name: dict[int, Request]) -> str:
+    size = len(by_name)
+    for rank, request in by_name.items():
+        who = f"tensor '{request.name}': rank {rank} submitted alltoall with shape {request.shape}"
+        splits = request.splits
+        if not splits:
+            if request.rows % size:
+                return f"{who}, whose first axis cannot be divided equally among {size} ranks"
+        elif len(splits) != size or min(splits) < 0 or sum(splits) != request.rows:
+            return f"{who} and splits {splits}, which are not {size} numbers of rows that add up to {request.rows}"
+    return ""
+
+
+def _response_rows(by_rank: dict[int, Request], size: int) -> tuple[int, ...]:
+    """Return the rows of the response (see messages.Run); ranks that are missing in `by_rank` have no rows."""
+    kind = next(iter(by_rank.values())).kind
+    if kind == Kind.allgather:
+        count = len(next(iter(by_rank.values())).tensors)
+        rows = [
+            [each.rows for each in by_rank[rank].tensors] if rank in by_rank else [0] * count
+            for rank in range(size)
+        ]
+        return tuple(of_rank[index] for index in range(count) for of_rank in rows)
+    if kind == Kind.alltoall:
+        requests = [by_rank[rank] for rank in range(size)]
+        equal = [request.splits or (request.rows // size,) * size for request in requests]
+        return tuple(rows for splits in equal for rows in splits)
+    return ()
+
+
+# The response cache
+
+KEPT_USES = 4  # per slot: how many other uses a name outlives
+
+
+class ResponseCache:
+    """Assigns slots to names: at most `capacity` names, each with a different slot below it. With 0 nothing is cached.
+
+    If a step uses a few more names than there are slots, each name is the least recently used one when its turn comes:
+    to evict that would leave no name in the cache that the step uses again. So a name stays until it has not been used
+    for `KEPT_USES` uses of others for each slot, and the names in excess are negotiated each time.
+
+    Only the coordinator decides that. The caches of the ranks are replicas that follow its stream, so every removal
+    here must become an item there.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 0:
+            raise ValueError(f"capacity={capacity} is invalid: expected 0 or more slots")
+        self._capacity = capacity
+        self._slot_by_name: dict[str, int] = {}  # the least recently used first
+        self._name_by_slot: dict[int, str] = {}
+        self._uses = 0  # of all names, cached or not
+        self._last_use: dict[str, int] = {}  # of cached names
+        self._free = list(range(capacity - 1, -1, -1))  # the next one last
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots."""
+        return self._capacity
+
+    def names(self) -> dict[int, str]:
+        """Return the name that each used slot holds, the least recently used one first."""
+        return {slot: name for name, slot in self._slot_by_name.items()}
+
+    def use(self, slot: int) -> None:
+        """Make the slot the most recently used one. Raises ValueError if it holds nothing."""
+        name = self._name_by_slot.get(slot)
+        if name is None:
+            raise ValueError(f"slot {slot} of the response cache cannot be used: it holds nothing")
+        self._slot_by_name[name] = self._slot_by_name.pop(name)
+        self._count_use(name)
+
+    def remove(self, name: str) -> int | None:
+        """Remove the name and return its slot, which is now free; None if it had none."""
+        slot = self._slot_by_name.pop(name, None)
+        if slot is not None:
+            del self._name_by_slot[slot], self._last_use[name]
+            self._free.append(slot)
+        return slot
+
+    def make_room(self) -> int | None:
+        """If no slot is free and the least recently used name is out of use, remove it and return its slot."""
+        if self._free or not self._capacity:
+            return None
+        oldest = next(iter(self._slot_by_name))
+        if self._uses - self._last_use[oldest] < KEPT_USES * self._capacity:
+            return None
+        return self.remove(oldest)
+
+    def add(self, name: str) -> int:
+        """Return the slot of a new name; -1 if none is free. Raises ValueError if the name is cached."""
+        if name in self._slot_by_name:
+            raise ValueError(f"'{name}' is cached already")
+        if not self._free:
+            self._uses += 1
+            return -1
+        slot = self._free.pop()
+        self._slot_by_name[name] = slot
+        self._name_by_slot[slot] = name
+        self._count_use(name)
+        return slot
+
+    def _count_use(self, name: str) -> None:
+        self._uses += 1
+        self._last_use[name] = self._uses
+
+
+# Operations without names
+
+_MOST_WARNINGS = 8
+
+
+class CallSites:
+    """Compares the lines at which ranks call operations without names, and warns if they differ.
+
+    Operations without names match by their order alone. If two ranks call two of them in different order with equal
+    shapes, only the lines of the calls show that each result combines different arrays. Different lines are a hint, not
+    a proof, because a rank may take another branch of an if. So they are a warning, once for each pair of lines.
+
+    Only misses are compared. A cached name stands for another call in every cycle of names, so a comparison holds for
+    one use of it. To compare each use, ranks would have to send its line with an additional message between leaders.
+    """
+
+    def __init__(self, names: Sequence[int]) -> None:
+        """`names`: by rank, its number in messages."""
+        self._names = names
+        self._lowest: dict[str, dict[str, int]] = {}  # by name and site: the lowest rank that calls there
+        self._seen: set[frozenset[str]] = set()
+        self._warnings: list[str] = []
+
+    def add(self, call: CallSite, rank: int) -> None:
+        """Record that the rank, and perhaps higher ones, calls the operation at this line."""
+        lowest = self._lowest.setdefault(call.name, {})
+        lowest[call.site] = min(rank, lowest.get(call.site, rank))
+
+    def compare(self, name: str) -> None:
+        """Forget the lines of an operation that runs now; warn if they differ between ranks."""
+        calls = sorted((rank, site) for site, rank in self._lowest.pop(name, {}).items())
+        for rank, site in calls[1:]:
+            self._warn(name, calls[0], (rank, site))
+
+    def forget(self, name: str) -> None:
+        """Forget the lines of an operation that fails on all ranks: its error has the reason."""
+        self._lowest.pop(name, None)
+
+    def take_warnings(self) -> list[str]:
+        """Return the warnings since the last call."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
+    def _warn(self, name: str, first: tuple[int, str], second: tuple[int, str]) -> None:
+        pair = frozenset((first[1], second[1]))
+        if pair in self._seen or len(self._seen) == _MOST_WARNINGS:
+            return
+        self._seen.add(pair)
+        here, there = (f"{site} on rank {self._names[rank]}" for rank, site in (first, second))
+        self._warnings.append(
+            f"unnamed operation '{name}' is called at {here} and at {there}: if these lines pass different arrays, the "
+            "result combines them and is wrong; give the operations names (name=...)"
+        )

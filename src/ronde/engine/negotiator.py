@@ -4,37 +4,54 @@ cycle.
 A submitted tensor takes one of two ways:
   - Hit: the native cycle knows its name and signature. It sets a bit, and no Python runs until a thread waits.
   - Miss: it becomes a Request for the next negotiation round. There the engine's threads of all ranks gather their
-    requests on rank 0 (`negotiation_rounds`), and its Coordinator turns them into a stream of items. Every rank
+    requests on rank 0 (`Collector`), and its Coordinator turns them into a stream of items. Every rank
     receives the stream and applies it item by item. Only the stream changes caches, so they are equal on all ranks.
+
+On one host, rank 0 gathers the messages of all ranks. On several hosts, the ranks of a host send theirs to its leader,
+which merges them with those of its children and sends the result to its parent (`engine.merging`). Everything runs on
+the engine's own communicator, and is sealed between hosts.
 
 The lock orders submitting threads and negotiation rounds. No thread holds it while it waits for another rank.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ronde import _native
 from ronde._native import Handle
-from ronde.comm.byte_exchange import broadcast_bytes
+from ronde.comm.byte_exchange import broadcast_bytes, gather_bytes, receive_bytes, send_bytes
 from ronde.comm.communicator import Communicator
-from ronde.engine.fresh_errors import fresh
+from ronde.engine.merging import (
+    Batch,
+    BatchReader,
+    batch_of_outboxes,
+    children_of,
+    encode_batch,
+    merge_batches,
+    parent_of,
+    ranks_under,
+)
 from ronde.engine.messages import (
     AllJoined,
     Evict,
     FailTensor,
     Joined,
     Leaving,
+    Message,
     Run,
     StreamItem,
     Tune,
     decode_stream,
+    encode_requests,
     encode_stream,
 )
 from ronde.engine.negotiation import (
@@ -48,14 +65,18 @@ from ronde.engine.negotiation import (
     Insert,
     Requester,
 )
-from ronde.engine.negotiation_rounds import Collector, sent_by
 from ronde.engine.submission import Submission, address, result_rows, signature_of, submission_of
-from ronde.engine.tuner import Tuner, take_over
-from ronde.errors import MismatchError, PeerLostError, UsageError
+from ronde.engine.tuner import Tuner, adopt_values
+from ronde.errors import MismatchError, PeerLostError, ProtocolError, UsageError
 from ronde.stall.stacks import call_site
 from ronde.types import Allgather, Alltoall, Barrier, Broadcast, Kind
 
-__all__ = ["Negotiator"]
+__all__ = [
+    "Collector",
+    "Negotiator",
+    "fresh",
+    "sent_by",
+]
 
 _log = logging.getLogger("ronde.engine")
 
@@ -122,7 +143,7 @@ class Negotiator:
                 # Also with another signature: the cycle refuses a name that is in flight.
                 handle = self._submit_hot(submission, signature, waits=False)  # no wait with the lock
                 if handle is not None:
-                    self._tell_splits(handle, submission.terms.kind, run)
+                    self._set_received_splits(handle, submission.terms.kind, run)
                     return handle
             return self._submit_miss(submission, has_name)
 
@@ -173,7 +194,7 @@ class Negotiator:
         self._cycle.note_miss(submission.name, submission.terms.kind, handle)
         self._cycle.want_negotiation()
 
-    def _tell_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
+    def _set_received_splits(self, handle: Handle, kind: Kind, run: Run) -> None:
         if kind is Alltoall:
             handle.received_splits = list(result_rows(kind, run.rows, self._rank, self._size))
 
@@ -246,7 +267,7 @@ class Negotiator:
             case AllJoined(last):
                 self._resume_after(last)
             case Tune():
-                take_over(self._cycle, effect, self._tuner)
+                adopt_values(self._cycle, effect, self._tuner)
             case Leaving():
                 self._is_ending = True
                 self._cycle.want_negotiation()
@@ -277,7 +298,7 @@ class Negotiator:
             handle.result = submission.result
         if submission.needs_finish:
             handle.finish = lambda _: submission.finish()
-        self._tell_splits(handle, request.kind, run)
+        self._set_received_splits(handle, request.kind, run)
         self._decided.append(request.name)
 
     def _add_decided_miss(
@@ -381,3 +402,77 @@ class Negotiator:
         until = time.monotonic() + _ROUND_PATIENCE_S
         while not self._closed.wait(_LEAVE_PATIENCE_S) and self._is_in_round and time.monotonic() < until:
             pass
+
+
+class Collector:
+    """A rank's place in the tree. Every rank of `comm` makes one, with the same arity."""
+
+    def __init__(self, comm: Communicator, arity: int) -> None:
+        self._comm = comm
+        topology = comm.topology
+        ranks_of_host: list[list[int]] = [[] for _ in range(max(topology.host_of) + 1)]
+        for rank, host in enumerate(topology.host_of):
+            ranks_of_host[host].append(rank)
+        host, hosts = topology.host_of[comm.rank], len(ranks_of_host)
+        self._is_one_host = hosts == 1
+        self._leader = topology.leader
+        self._local_ranks = topology.local_ranks
+        self._parent = ranks_of_host[parent_of(host, arity)][0] if host > 0 else -1
+        self._under = {
+            ranks_of_host[child][0]: ranks_under(child, ranks_of_host, arity)
+            for child in (children_of(host, hosts, arity) if comm.rank == self._leader else ())
+        }
+
+    def collect(self, outbox: Sequence[Message]) -> list[Batch]:
+        """Return the messages of all ranks on rank 0, an empty list on the others. All ranks call it."""
+        mine = encode_requests(outbox)
+        if self._is_one_host:
+            gathered = gather_bytes(self._comm, mine)
+            return [self._own_batch(dict(enumerate(gathered)))] if gathered else []
+        if self._comm.rank != self._leader:
+            send_bytes(self._comm, mine, self._leader)
+            return []
+        others = [rank for rank in self._local_ranks if rank != self._comm.rank]
+        outboxes = {self._comm.rank: mine}
+        for rank in others:
+            with sent_by(self._comm, rank):
+                outboxes[rank] = receive_bytes(self._comm, rank)
+        reader = BatchReader()
+        batches = [self._own_batch(outboxes)]
+        for child, ranks in self._under.items():
+            with sent_by(self._comm, child):
+                batches.append(reader.read(receive_bytes(self._comm, child), ranks))
+        if self._parent < 0:
+            return batches
+        send_bytes(self._comm, encode_batch(merge_batches(batches)), self._parent)
+        return []
+
+    def _own_batch(self, outboxes: Mapping[int, bytes]) -> Batch:
+        try:
+            return batch_of_outboxes(outboxes)
+        except ProtocolError:
+            for rank, outbox in outboxes.items():
+                with sent_by(self._comm, rank):
+                    batch_of_outboxes({rank: outbox})
+            raise  # each outbox alone is valid
+
+
+@contextmanager
+def sent_by(comm: Communicator, rank: int) -> Iterator[None]:
+    """Turn a ProtocolError in the block, which reads a message of `rank`, into the loss of that rank for all ranks."""
+    try:
+        yield
+    except ProtocolError as error:
+        comm.distrust(rank, f"an invalid message: {error}")
+
+
+def fresh(error: BaseException) -> BaseException:
+    """Return a copy of the error without a traceback.
+
+    A handle or an engine keeps its error and raises it in every later call. The original would keep the frames of all
+    its callers alive, with their local variables.
+    """
+    try:
+        return copy.copy(error)
+    except Exception:  # an error of a library whose constructor expects other arguments than `args`
+        return error.with_traceback(None)

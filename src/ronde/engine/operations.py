@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ronde._native import Handle
 from ronde.comm.arrays import ArrayT, Number, ResultT
-from ronde.engine.arrivals import Arrivals
-from ronde.engine.process import engine, submit
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.engine import Arrivals
+from ronde.engine.process import ProcessSet, engine, submit
 from ronde.help_texts import complete_help
 from ronde.types import (
     Allgather,

@@ -1,11 +1,16 @@
-"""The engine of this process and its process sets, from `init` to `shutdown`."""
+"""The engines of this process, from `init` to `shutdown`: that of all ranks, and those of process sets.
+
+Every process set has a separate engine (coordinator, cache, communicator, thread), so sets do not wait for each other.
+All ranks of the world add and remove sets together, in the same order.
+"""
 
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ronde import settings
@@ -13,16 +18,20 @@ from ronde._native import Handle
 from ronde.comm import world as comm
 from ronde.comm.affinity import core_of
 from ronde.comm.arrays import ResultT
+from ronde.comm.byte_exchange import framed, unframed
 from ronde.comm.communicator import Communicator
+from ronde.comm.equal_values import require_equal
 from ronde.engine.engine import Engine
-from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.engine.timeline import Timeline
 from ronde.errors import NotInitializedError, RondeError, UsageError
 from ronde.process.shortages import shortage
 from ronde.process.uncaught import announce_departure
-from ronde.types import Kind, ReduceOp, Sum
+from ronde.settings import Settings
+from ronde.types import Allgather, Kind, ReduceOp, Sum
 
 __all__ = [
+    "ProcessSet",
+    "ProcessSets",
     "add_process_set",
     "engine",
     "get_process_set_ids_and_ranks",
@@ -30,13 +39,202 @@ __all__ = [
     "init",
     "join",
     "place_of_root",
-    "prepare",
     "remove_process_set",
     "shutdown",
     "start_timeline",
     "stop_timeline",
     "submit",
 ]
+
+
+class ProcessSet:
+    """Some ranks of the world. Add it before use, by `init(process_sets=...)` or `add_process_set`.
+
+        even = ronde.add_process_set(ronde.ProcessSet([0, 2]))
+        ronde.allreduce(x, process_set=even)  # on ranks 0 and 2
+
+    Args:
+        ranks: Ranks of the world, in any order.
+
+    Attributes:
+        ranks: The ranks in ascending order.
+        process_set_id: 0 for the set of all ranks; None if the set is not added.
+
+    Raises:
+        UsageError: A rank is not a whole number.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks: list[int] = sorted(_whole_numbers(ranks))
+        self.process_set_id: int | None = None
+        self._engine: Engine | None = None
+        self._own_rank = -1
+
+    def __repr__(self) -> str:
+        state = "not added" if self.process_set_id is None else f"id {self.process_set_id}"
+        return f"ProcessSet(ranks={self.ranks}, {state})"
+
+    def __deepcopy__(self, _: object) -> ProcessSet:
+        return self  # a copied module uses the same ranks
+
+    def __reduce__(self) -> tuple[type[ProcessSet], tuple[list[int]]]:
+        return ProcessSet, (self.ranks,)  # the other process adds the set
+
+    def initialized(self) -> bool:
+        """Return whether the set has been added. Raises no error."""
+        return self.process_set_id is not None
+
+    def included(self) -> bool:
+        """Return whether this process is one of the ranks. Raises UsageError if the set is not added."""
+        self._check_added()
+        return self._own_rank in self.ranks
+
+    def rank(self) -> int:
+        """Return the place of this process in the set, from 0 on. Raises UsageError if it is not in the set."""
+        self._check_added()
+        self._check_included()
+        return self.ranks.index(self._own_rank)
+
+    def size(self) -> int:
+        """Return the number of ranks. Raises UsageError if the set is not added."""
+        self._check_added()
+        return len(self.ranks)
+
+    def place_of(self, rank: int) -> int:
+        """Return the place in the set of a rank of the world. Raises UsageError if it is not in the set."""
+        if rank not in self.ranks:
+            raise UsageError(f"rank {rank} is not in the process set of ranks {self.ranks}")
+        return self.ranks.index(rank)
+
+    def engine(self) -> Engine:
+        """Return the set's engine. Raises UsageError if the set is not added or this process is not in it."""
+        self._check_added()
+        if self._engine is None:
+            self._check_included()
+            raise NotInitializedError(f"{self!r} is being added or removed by another thread")
+        return self._engine
+
+    def _check_added(self) -> None:
+        if self.process_set_id is None:
+            raise UsageError(
+                f"the process set of ranks {self.ranks} is not added: pass it to ronde.init(process_sets=[...]) or "
+                "ronde.add_process_set()"
+            )
+
+    def _check_included(self) -> None:
+        if self._own_rank not in self.ranks:
+            raise UsageError(f"rank {self._own_rank} is not in the process set of ranks {self.ranks}")
+
+    # For ProcessSets
+
+    def mark_added(self, process_set_id: int, ranks: list[int], own_rank: int, engine: Engine | None) -> None:
+        """Record that the set is added. `engine`: None on ranks outside the set."""
+        self.process_set_id, self.ranks, self._own_rank, self._engine = (
+            process_set_id,
+            ranks,
+            own_rank,
+            engine,
+        )
+
+    def mark_removed(self) -> Engine | None:
+        """Record that the set is removed; return its engine, which the caller closes."""
+        self.process_set_id, engine, self._engine = None, self._engine, None
+        return engine
+
+
+class ProcessSets:
+    """The process sets of this process, besides that of all ranks."""
+
+    def __init__(self, world: Communicator, engine: Engine, settings: Settings, core: int | None) -> None:
+        self._world = world
+        self._of_all = engine
+        self._settings = settings
+        self._core = core
+        self._sets: dict[int, ProcessSet] = {}
+        self._added = 0
+
+    def ids_and_ranks(self) -> dict[int, list[int]]:
+        """Return the ranks of every set by id; id 0 is the set of all ranks."""
+        return {
+            0: list(range(self._world.size)),
+            **{number: each.ranks for number, each in self._sets.items()},
+        }
+
+    def add(self, wanted: ProcessSet) -> None:
+        """Add a set. All ranks call it with the same ranks.
+
+        Raises, on all ranks, MismatchError if the ranks differ, and UsageError (a ValueError) if a rank does not exist
+        or the set exists.
+        """
+        if wanted.process_set_id is not None:
+            raise UsageError(f"{wanted!r} is added already")
+        self._require_equal("add", wanted.ranks)
+        ranks = list(wanted.ranks)
+        if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < self._world.size:
+            raise UsageError(
+                f"a process set needs distinct ranks from 0 to {self._world.size - 1}, at least one, not {ranks}"
+            )
+        for number, known in self.ids_and_ranks().items():
+            if ranks == known:
+                raise UsageError(f"there is a process set of ranks {ranks} already, with id {number}")
+        members = self._world.group(ranks)
+        self._added += 1
+        engine = None if members is None else self._engine_of(members, ranks)
+        wanted.mark_added(self._added, ranks, self._world.rank, engine)
+        self._sets[self._added] = wanted
+
+    def _engine_of(self, members: Communicator, ranks: list[int]) -> Engine:
+        label = f"set {self._added}: "
+        return Engine(members, self._settings, self._core, self._of_all.timeline, label, ranks)
+
+    def remove(self, unwanted: ProcessSet) -> bool:
+        """Remove a set; return False if it was not added. All ranks call it, when none uses the set any more."""
+        number = unwanted.process_set_id
+        if number == 0:
+            raise UsageError("the process set of all ranks cannot be removed")
+        self._require_equal("remove", unwanted.ranks)
+        if number is None or self._sets.get(number) is not unwanted:
+            return False
+        del self._sets[number]
+        engine = unwanted.mark_removed()
+        if engine is not None:
+            engine.close()
+        # No rank continues before all have removed the set.
+        self._require_equal("remove", unwanted.ranks)
+        return True
+
+    def close(self) -> None:
+        """Leave all sets."""
+        for each in list(self._sets.values()):
+            engine = each.mark_removed()
+            if engine is not None:
+                engine.close()
+        self._sets.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: refuse all operations."""
+        for each in self._sets.values():
+            engine = each.mark_removed()
+            if engine is not None:
+                engine.abandon()
+        self._sets.clear()
+
+    def _require_equal(self, verb: str, ranks: Sequence[int]) -> None:
+        """Wait until all ranks have called it. Raises MismatchError on all of them if they name different sets."""
+
+        def exchange(mine: bytes) -> list[bytes]:
+            name = f"ronde.process_set.{verb}"
+            return unframed(self._of_all.submit(Allgather, framed(mine), name, waits=True).wait())
+
+        require_equal(exchange, {f"the process set to {verb}": list(ranks)})
+
+
+def _whole_numbers(ranks: Iterable[int]) -> list[int]:
+    try:
+        return [operator.index(rank) for rank in ranks]
+    except TypeError:
+        raise UsageError(f"a process set needs a list of ranks, not {ranks!r}") from None
+
 
 global_process_set = ProcessSet([])  # of all ranks; it knows them after `init`
 
@@ -47,7 +245,7 @@ class _EngineProcess:
     engine: Engine | None = None
     sets: ProcessSets | None = None
     timeline: Timeline | None = None
-    parents: Engine | None = None  # in a forked child: kept, but never used
+    inherited: Engine | None = None  # in a forked child: the parent's engine, kept alive and never used
 
 
 _process = _EngineProcess()
@@ -169,7 +367,7 @@ def engine(process_set: ProcessSet | None = None) -> Engine:
             raise UsageError(f"process_set must be a ProcessSet, not {process_set!r}")
         return process_set.engine()
     if _process.engine is None:
-        comm.world()  # raises, and says why
+        comm.world()  # raises, with the reason
         raise NotInitializedError("Ronde is being initialized or shut down by another thread")
     return _process.engine
 
@@ -201,13 +399,6 @@ def place_of_root(root: int, process_set: ProcessSet | None) -> int:
     if process_set is None or process_set is global_process_set:
         return root
     return process_set.place_of(root)
-
-
-def prepare(
-    x: Any, name: str, op: ReduceOp = Sum, prescale: float = 1.0, postscale: float = 1.0
-) -> Callable[[bool], Handle]:
-    """Prepare a repeated all-reduce in place (see Engine.prepare)."""
-    return engine().prepare(x, name, op, prescale, postscale)
 
 
 def join() -> int:
@@ -313,7 +504,7 @@ def _forget() -> None:
         _process.timeline = None
     if _process.engine is not None:
         _process.engine.abandon()
-        _process.parents, _process.engine = _process.engine, None
+        _process.inherited, _process.engine = _process.engine, None
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,10 +1,13 @@
-"""Checks the arguments of an operation, and prepares them for the native engine."""
+"""Checks what this rank submits, its arguments and (if set) its numbers, and prepares it for the native engine."""
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +15,10 @@ import numpy as np
 from ronde import _native
 from ronde._native import Handle
 from ronde.comm.arrays import Operand, Target, late_target, maker_like, operand, overlap, target
+from ronde.comm.communicator import Communicator
 from ronde.comm.splits import check_has_rows, even_share
 from ronde.engine.messages import Request, TensorType
-from ronde.errors import UnsupportedError, UsageError
+from ronde.errors import AbortedError, UnsupportedError, UsageError
 from ronde.types import (
     Adasum,
     Allgather,
@@ -28,13 +32,16 @@ from ronde.types import (
 )
 
 __all__ = [
-    "Submission",
+    "FiniteCheck",
     "RequestTerms",
+    "Submission",
+    "Submit",
     "address",
-    "check",
+    "check_request",
     "check_name",
+    "first_not_finite",
     "normal_terms",
-    "prepare",
+    "prepare_submission",
     "repeat_of",
     "result_rows",
     "signature_of",
@@ -93,7 +100,7 @@ class Submission(NamedTuple):
     is_group: bool = False
 
     def with_goals(self, rows: Sequence[int], rank: int, size: int) -> Submission:
-        """Return the same with targets for the results. `rows`: of the response (core.messages.Run)."""
+        """Return the same with targets for the results. `rows`: of the response (messages.Run)."""
         if self.goals is not None:
             return self
         if self.terms.kind is Alltoall:
@@ -139,7 +146,7 @@ def result_rows(kind: Kind, rows: Sequence[int], rank: int, size: int) -> Sequen
     return rows if kind is Allgather else rows[rank::size]
 
 
-def prepare(
+def prepare_submission(
     name: str,
     terms: RequestTerms,
     given: tuple[Operand, ...],
@@ -196,7 +203,7 @@ def submission_of(handle: Handle, rank: int, size: int) -> Submission:
     """Return the submission of a pending handle. A `Repeat` has left only the submission's parts in it."""
     if not isinstance(handle.inputs, Submission):
         name, terms, x, result = handle.inputs
-        handle.inputs = prepare(name, terms, (operand(x),), result, rank, size)
+        handle.inputs = prepare_submission(name, terms, (operand(x),), result, rank, size)
     submission: Submission = handle.inputs
     return submission
 
@@ -239,7 +246,7 @@ def _is_broken(name: str) -> bool:
     return False
 
 
-def check(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) -> None:
+def check_request(terms: RequestTerms, given: Sequence[Operand], out: Any, size: int) -> None:
     """Raise UsageError if the request is invalid on this rank alone."""
     kind = terms.kind
     if kind in _REDUCTIONS and (kind, terms.op) != (Allreduce, Adasum):  # of that the communicator knows
@@ -277,3 +284,102 @@ def address(memory: Any) -> Any:
     """Return the memory in the form of the native side: the address of a tensor, or the array itself."""
     data_ptr = getattr(memory, "data_ptr", None)
     return memory if data_ptr is None else data_ptr()
+
+
+_log = logging.getLogger("ronde.engine")
+
+# The setting check_finite: finds the first NaN or infinity, before a reduction spreads it to all ranks
+
+Submit = Callable[..., Handle]  # Negotiator.submit
+
+_FLOATS = range(DType.float16, DType.complex128 + 1)
+# A NaN or infinity, and no other number, has all bits of the exponent set. NumPy's isfinite is slow for float16 and
+# does not support bfloat16.
+_EXPONENTS = {DType.float16: 0x7C00, DType.bfloat16: 0x7F80}
+_BLOCK = 2**15  # elements: a block and its result fit into the processor's cache
+_MOST_NAMES = 2**16  # bounds the memory of a program that never repeats a name
+
+
+class FiniteCheck:
+    """Checks the floating point and complex numbers that a rank submits; tensors in device memory pass unchecked.
+
+    It logs the first finding, or aborts the world with it: then every rank raises AbortedError with the same text.
+    """
+
+    def __init__(self, comm: Communicator, rank: int, raises: bool) -> None:
+        """`rank`: this rank's number in messages. `raises`: a finding aborts the world; otherwise it is logged."""
+        self._comm = comm
+        self._rank, self._host = rank, comm.hosts[comm.rank]
+        self._raises = raises
+        self._calls: Counter[str] = Counter()
+        self._has_warned = False
+
+    def before(self, submit: Submit) -> Submit:
+        """Return `submit`, preceded by the check."""
+
+        def checked(submission: Submission, *more: Any, **terms: Any) -> Handle:
+            self.check(submission)
+            return submit(submission, *more, **terms)
+
+        return checked
+
+    def check(self, submission: Submission) -> None:
+        """Raise AbortedError, or log a warning, if a number is not finite."""
+        if self._has_warned:
+            return
+        terms, name = submission.terms, submission.name
+        if terms.kind is Broadcast and terms.root != self._comm.rank:
+            return  # the root's values replace them
+        if len(self._calls) >= _MOST_NAMES:
+            self._calls.clear()
+        self._calls[name] += 1
+        for number, given in enumerate(submission.given):
+            index = first_not_finite(given)
+            if index >= 0:
+                which = f"array {number} of the group '{name}'" if submission.is_group else f"tensor '{name}'"
+                self._report(which, given, index, self._calls[name])
+                return
+
+    def _report(self, which: str, given: Operand, index: int, call: int) -> None:
+        self._has_warned = not self._raises
+        value = "NaN or infinity" if given.dtype is DType.bfloat16 else _flat(given)[index]
+        place = [int(axis) for axis in np.unravel_index(index, given.shape)] if given.shape else []
+        text = (
+            f"{which} has {value} at {place} on rank {self._rank} on {self._host}, submitted for the "
+            f"{_ordinal(call)} time (RONDE_CHECK_FINITE): look at what this rank computed before"
+        )
+        if not self._raises:
+            _log.warning("%s; later findings are not reported", text)
+            return
+        self._comm.abort(text)
+        raise AbortedError(text, self._rank, self._host)
+
+
+def first_not_finite(given: Operand) -> int:
+    """Return the index of the first NaN or infinity in the flattened array, or -1."""
+    if given.dtype not in _FLOATS or not getattr(given.memory, "is_cpu", True):
+        return -1
+    numbers, exponent = _flat(given), _EXPONENTS.get(given.dtype)
+    if exponent is not None:
+        numbers = numbers.view(np.uint16)
+    for begin in range(0, numbers.size, _BLOCK):
+        block = numbers[begin : begin + _BLOCK]
+        is_finite = np.isfinite(block) if exponent is None else (block & exponent) != exponent
+        if not is_finite.all():
+            return begin + int(is_finite.argmin())
+    return -1
+
+
+def _flat(given: Operand) -> Any:
+    """Return the numbers as a NumPy array of one axis, bfloat16 as their bits."""
+    flat = given.memory.reshape(-1)
+    if isinstance(flat, np.ndarray):
+        return flat
+    if given.dtype is DType.bfloat16:
+        flat = flat.view(sys.modules["torch"].int16)
+    return flat.numpy()
+
+
+def _ordinal(number: int) -> str:
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number // 10 % 10 == 1 else ends.get(number % 10, 'th')}"

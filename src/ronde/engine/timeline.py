@@ -1,4 +1,4 @@
-"""The shell of the timeline: decides which file a rank writes, and when. The native side writes it (cpp/engine)."""
+"""Decides which timeline file a rank writes, and when. The native side writes it (cpp/engine)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import logging
 import os
 
 from ronde import _native
-from ronde.engine.timeline_files import timeline_path
 from ronde.errors import UsageError
 from ronde.settings import Settings
 
-__all__ = ["Timeline"]
+__all__ = ["Timeline", "timeline_path"]
 
 _log = logging.getLogger("ronde.timeline")
 
@@ -43,3 +42,21 @@ class Timeline:
         trouble = self.native.stop()
         if trouble:
             _log.warning("rank %d: the timeline %s ends early: %s", self._rank, self._path, trouble)
+
+
+def timeline_path(wanted: str, rank: int, size: int, is_directory: bool) -> str:
+    """Return the path of one rank's file. `wanted`: the path that the user gave, perhaps different on each rank.
+
+    `{rank}` in it stands for the rank. In a directory (or a path that ends in a slash), the file is `rank-N.json`.
+    Otherwise, with more than one rank, the rank goes before the suffix: `run.json` becomes `run-0.json`.
+    """
+    if "{rank}" in wanted:
+        return wanted.replace("{rank}", str(rank))
+    if is_directory or wanted.endswith("/"):
+        return f"{wanted.rstrip('/')}/rank-{rank}.json"
+    if size == 1:
+        return wanted
+    folder, slash, name = wanted.rpartition("/")
+    stem, dot, suffix = name.rpartition(".")
+    numbered = f"{stem}-{rank}.{suffix}" if dot and stem else f"{name}-{rank}"
+    return folder + slash + numbered

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
 import logging
+import math
 import os
 import queue
+import random
 import threading
 import time
 from collections.abc import Sequence
@@ -28,7 +31,6 @@ from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.engine.messages import Tune
 from ronde.engine.negotiation import Coordinator
-from ronde.engine.search import HINT, BayesianSearch, is_installed
 from ronde.engine.tuning import (
     Effect,
     Event,
@@ -47,7 +49,7 @@ from ronde.errors import UsageError
 from ronde.new_files import open_for_writing
 from ronde.settings import Settings, assignment
 
-__all__ = ["Tuner", "begin_tuning", "take_over"]
+__all__ = ["BayesianSearch", "Tuner", "begin_tuning", "adopt_values"]
 
 _log = logging.getLogger("ronde.tuning")
 
@@ -75,7 +77,7 @@ def begin_tuning(
         return None
     if comm.rank == 0:
         try:
-            problem = "" if is_installed() else HINT
+            problem = "" if _is_installed() else _HINT
             log = None if problem else _Log(settings.autotune_log, space)
         except OSError as error:
             problem = f"autotune_log: {error}"
@@ -95,7 +97,7 @@ def begin_tuning(
     return Tuner(cycle, tuning, space, log, settings.autotune_steps_per_sample)
 
 
-def take_over(cycle: _native.Cycle, values: Tune, tuner: Tuner | None) -> None:
+def adopt_values(cycle: _native.Cycle, values: Tune, tuner: Tuner | None) -> None:
     """Adopt the values from now on. Every rank calls it in the same negotiation round."""
     cycle.tune(*astuple(values))
     _log.info("from here on %s", values)
@@ -211,3 +213,50 @@ class _Log:
         if self._file is not None:
             csv.writer(self._file).writerow(cells)
             self._file.flush()
+
+
+# The search of `engine.tuning`, with the library bayesian-optimization (the extra `tuning`)
+
+_HINT = "autotune needs the package bayesian-optimization on rank 0: pip install 'ronde[tuning]'"
+_GIVEN = 2  # trials before the first proposal
+_NOISE = 0.02  # the variance of a measured score, when scores are scaled to variance 1
+
+
+def _is_installed() -> bool:
+    """Return whether the library is installed."""
+    return importlib.util.find_spec("bayes_opt") is not None
+
+
+class BayesianSearch:
+    """Proposes points of the unit cube. The same seed and scores lead to the same points."""
+
+    def __init__(self, axes: int, seed: int = 0) -> None:
+        from bayes_opt import BayesianOptimization  # takes seconds, and is needed on rank 0 only
+        from bayes_opt.acquisition import ExpectedImprovement
+
+        self._names = [f"axis{number}" for number in range(axes)]
+        self._optimizer: Any = BayesianOptimization(
+            f=None,
+            pbounds=dict.fromkeys(self._names, (0.0, 1.0)),
+            acquisition_function=ExpectedImprovement(xi=0.01),
+            random_state=seed,
+            verbose=0,
+            allow_duplicate_points=True,
+        )
+        self._optimizer.set_gp_params(alpha=_NOISE, n_restarts_optimizer=2)
+        self._registered = 0
+        self._random = random.Random(seed)
+
+    def propose(self, known: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
+        """Return the point to try next. `known`: all points so far with their scores, in bytes per second.
+
+        The search compares logarithms, because one point may be a hundred times as fast as another. The first
+        proposals, as many as there are axes, are random: from very few scores the search would conclude too much.
+        """
+        if len(known) < _GIVEN + len(self._names):
+            return tuple(self._random.random() for _ in self._names)
+        for point, score in known[self._registered :]:
+            self._optimizer.register(dict(zip(self._names, point)), math.log2(max(score, 1.0)))
+        self._registered = len(known)
+        proposed = self._optimizer.suggest()
+        return tuple(float(proposed[name]) for name in self._names)

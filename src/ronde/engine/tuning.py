@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from ronde.engine.messages import Tune
 
@@ -235,8 +236,6 @@ class Tuning:
         return Finished(best.values, best.score, self._tried[0].score, len(self._tried))
 
     def _measured(self, now_ns: int, samples: Sequence[Sample]) -> list[Effect]:
-        from statistics import median  # slow to load, and few jobs tune
-
         warmup, self._warmup = self._warmup, 0
         scores = [sample.score for sample in samples[warmup:]]
         is_again = self._again is not None

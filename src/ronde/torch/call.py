@@ -1,6 +1,7 @@
-"""An operation without its tensors: each public function makes one `Call`, and everything below takes the whole `Call`.
+"""An operation without its tensors, and the ranks that take part in it.
 
-A new parameter of operations is a field here, and an argument in `Call.submit`.
+Each public function makes one `Call`, and everything below takes the whole `Call`. A new parameter of operations is a
+field here, and an argument in `Call.submit`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ronde.comm.queries import rank, size
 from ronde.engine import Handle
-from ronde.engine.process import engine, place_of_root
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, engine, global_process_set, place_of_root
+from ronde.errors import UsageError
 from ronde.types import Kind, ReduceOp, Sum
 
-__all__ = ["Call"]
+__all__ = [
+    "Call",
+    "is_member",
+    "place_in",
+    "size_of",
+]
 
 
 class Call(NamedTuple):
@@ -52,3 +59,31 @@ class Call(NamedTuple):
         kind, name, process_set, op, prescale, postscale, _, waits, *_ = self
         members = engine(process_set)
         return members.submit_group(kind, tensors, name, op, prescale, postscale, outs, waits, device)
+
+
+def size_of(process_set: ProcessSet | None) -> int:
+    """Return the number of ranks that take part. Raises as `place_in`, but not on ranks outside the set."""
+    return size() if _is_world(process_set) else _checked(process_set).size()
+
+
+def place_in(process_set: ProcessSet | None) -> int:
+    """Return this rank's place among those that take part.
+
+    Raises NotInitializedError before `init`, UsageError if `process_set` is not a set, not added, or without this rank.
+    """
+    return rank() if _is_world(process_set) else _checked(process_set).rank()
+
+
+def is_member(process_set: ProcessSet | None) -> bool:
+    """Return whether this rank takes part. Raises as `size_of`."""
+    return _is_world(process_set) or _checked(process_set).included()
+
+
+def _is_world(process_set: ProcessSet | None) -> bool:
+    return process_set is None or process_set is global_process_set
+
+
+def _checked(process_set: object) -> ProcessSet:
+    if not isinstance(process_set, ProcessSet):
+        raise UsageError(f"process_set must be a ProcessSet, not {process_set!r}")
+    return process_set

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from ronde.comm.queries import rank
-from ronde.torch.call import Call
-from ronde.torch.handles import Received, check_tensors, start_dense
-from ronde.torch.members import place_in, size_of
-from ronde.torch.reductions import start_tensor, start_tensors
+from ronde.torch.call import Call, place_in, size_of
+from ronde.torch.handles import Received
+from ronde.torch.tensors import check_tensors, start_dense, start_tensor, start_tensors
 from ronde.types import Average, Kind, ReduceOp, Sum
 
 __all__ = ["run_call", "start_alltoall"]

@@ -14,11 +14,10 @@ import torch
 from ronde.comm.queries import rank
 from ronde.engine import objects
 from ronde.engine.objects import ObjectT
-from ronde.engine.process import global_process_set
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, global_process_set
 from ronde.torch.handles import wait_all
-from ronde.torch.names import parameters_of
 from ronde.torch.operations import broadcast_async_
+from ronde.torch.parameters import parameters_of
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 

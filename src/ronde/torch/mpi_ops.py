@@ -8,6 +8,7 @@ from __future__ import annotations
 from ronde.comm.queries import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
 from ronde.comm.world import is_initialized
 from ronde.engine.process import (
+    ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
@@ -15,14 +16,15 @@ from ronde.engine.process import (
     start_timeline,
     stop_timeline,
 )
-from ronde.engine.process_sets import ProcessSet
 from ronde.errors import CollectiveError as HorovodInternalError
-from ronde.torch.backends import (
+from ronde.torch.basics import (
     ccl_built,
     cuda_built,
     ddl_built,
     gloo_built,
     gloo_enabled,
+    init,
+    join,
     mpi_built,
     mpi_enabled,
     mpi_threads_supported,
@@ -55,8 +57,7 @@ from ronde.torch.operations import (
     reducescatter,
     reducescatter_async,
 )
-from ronde.torch.sparse import sparse_allreduce_async
-from ronde.torch.world import init, join
+from ronde.torch.tensors import sparse_allreduce_async
 from ronde.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [

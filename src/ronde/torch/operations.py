@@ -1,8 +1,8 @@
 """The operations of `horovod.torch`: named, in any order, blocking or not, in place or not.
 
 Tensors not on the CPU are copied through main memory. Autograd works through the blocking forms that return new tensors
-(ronde.torch.differentiable has the gradients). The rules of groups are in ronde.torch.groups. The parameters and errors
-that all operations share are described once, at the end of this module.
+(ronde.torch.differentiable has the gradients). ronde.torch.tensors has the rules of devices, groups and sparse tensors.
+The parameters and errors that all operations share are described once, at the end of this module.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import overload
 
 import torch
 
-from ronde.engine.process import global_process_set, submit
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet, global_process_set, submit
 from ronde.help_texts import complete_help
 from ronde.torch.call import Call
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import run_call, start_alltoall
-from ronde.torch.handles import Handle, check_tensors
-from ronde.torch.reductions import start_tensor, start_tensors
+from ronde.torch.handles import Handle
+from ronde.torch.tensors import check_tensors, start_tensor, start_tensors
 from ronde.types import (
     Allgather,
     Allreduce,

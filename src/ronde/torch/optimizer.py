@@ -1,8 +1,15 @@
-"""An optimizer that reduces the gradients of all ranks before each step.
+"""Optimizers that combine what all ranks have computed before, or in, each step.
 
-It submits a parameter's gradient as soon as a backward pass has computed it, while the pass continues. `synchronize`,
-which `step` calls, waits for all gradients. A parameter without a gradient on this rank takes part with zeros, because
-it may have one on other ranks.
+`DistributedOptimizer` submits a parameter's gradient as soon as a backward pass has computed it, while the pass
+continues. `synchronize`, which `step` calls, waits for all gradients. A parameter without a gradient on this rank takes
+part with zeros, because it may have one on other ranks.
+
+With `op=Adasum` it combines the changes of each rank's own step instead. With an optimizer that has a state, Adasum of
+gradients would lose its effect: momentum and Adam's scaling mix the steps of many batches. So each rank first makes a
+step with its own gradients and state. Then the parameters become their old values plus the Adasum of all ranks'
+changes. Horovod does the same. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
+Nothing is sent before `step`, so programs may clip, unscale or change gradients until then, and every optimizer works,
+also one with a closure. The ranks combine the changes of the first parameters while later ones are still computed.
 """
 
 from __future__ import annotations
@@ -12,30 +19,27 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
-from ronde.engine.process import global_process_set
-from ronde.engine.process_sets import ProcessSet
-from ronde.torch.adasum_optimizer import DistributedAdasum
-from ronde.torch.bucket import Bucket, make_buckets
-from ronde.torch.call import Call
+from ronde.engine.process import ProcessSet, global_process_set
+from ronde.torch.call import Call, is_member, size_of
 from ronde.torch.compression import Compression, Compressor
-from ronde.torch.gradient import Gradient, SymmetricGradient, Treatment
-from ronde.torch.gradient_groups import GradientGroup, make_groups
-from ronde.torch.handles import Handle, wait_all
-from ronde.torch.members import is_member, size_of
-from ronde.torch.names import (
-    free_number,
-    named_by_parameter,
-    names_of,
-    note_number,
-    parameters_of,
-    tensor_name,
+from ronde.torch.gradients import (
+    Bucket,
+    Gradient,
+    GradientGroup,
+    GradientMemory,
+    SymmetricGradient,
+    Treatment,
+    make_buckets,
+    make_groups,
+    symmetric_places,
 )
-from ronde.torch.same_parameters import require_same_parameters
-from ronde.torch.symmetric import GradientMemory, symmetric_places
+from ronde.torch.handles import Group, Handle, wait_all
+from ronde.torch.parameters import agree_on_parameters, names_of, parameters_of, tensor_name
+from ronde.torch.tensors import start_dense
 from ronde.types import Adasum, Allreduce, Average, ReduceOp
 
 __all__ = ["DistributedOptimizer"]
@@ -83,24 +87,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     ranks = size_of(process_set)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor needs op=Average")
-    if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step must be at least 1, not {backward_passes_per_step}")
-    if isinstance(optimizer, (_Distributed, DistributedAdasum)):
+    _check_passes(backward_passes_per_step)
+    if isinstance(optimizer, _NamedParameters):
         raise ValueError("this optimizer is distributed already")
     has_others = ranks > 1 and is_member(process_set)
-    base: type = DistributedAdasum if op == Adasum and has_others else _Distributed
+    base: type = _DistributedAdasum if op == Adasum and has_others else _Distributed
     kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
     distributed: Any = kind.__new__(kind)
     # The new object shares all attributes: state, hooks, and options that the constructor would ask for again. Except a
     # `step` that a learning rate scheduler has set on the instance: it would call the old optimizer.
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
-    if base is DistributedAdasum:
+    if base is _DistributedAdasum:
         distributed._distribute(named_parameters, compression, backward_passes_per_step, process_set)
-        trained = [parameter for parameter in parameters_of(distributed).values() if parameter.requires_grad]
-        number = free_number(distributed._names)
-        note_number(
-            distributed, require_same_parameters(trained, distributed._names, process_set, number).number
-        )
+        agree_on_parameters(distributed, _trained_parameters(distributed), process_set)
         return cast("_DistributedOptimizer", distributed)
     factor = gradient_predivide_factor
     call = Call(Allreduce, None, process_set, op, 1.0 / factor, factor, in_place=True)
@@ -111,14 +110,35 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     return cast("_DistributedOptimizer", distributed)
 
 
-class _Distributed:
-    """The class in front of the optimizer's own."""
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
+
+
+def _trained_parameters(optimizer: Any) -> list[Any]:
+    return [parameter for parameter in parameters_of(optimizer).values() if parameter.requires_grad]
+
+
+class _NamedParameters:
+    """A distributed optimizer, with names by which ranks match its parameters. It precedes the optimizer's class."""
+
+    def _name_parameters(self, named_parameters: Iterable[tuple[str, Any]] | None) -> None:
+        self._names = names_of(parameters_of(self), named_parameters)
+        self._number = 0
+
+    @property
+    def _parameter_names(self) -> dict[Any, str]:
+        """The names by parameter, under Horovod's attribute, which programs read."""
+        return {parameter: self._names[id(parameter)] for parameter in parameters_of(self).values()}
+
+
+class _Distributed(_NamedParameters):
+    """Reduces gradients."""
 
     def _distribute(
         self, named_parameters: Iterable[tuple[str, Any]] | None, treatment: Treatment, has_others: bool
     ) -> None:
-        self._names = names_of(parameters_of(self), named_parameters)
-        self._number = 0
+        self._name_parameters(named_parameters)
         self._treatment = treatment
         self._has_others = has_others  # whether other ranks take part
         self._gradients: list[Gradient] = []
@@ -130,13 +150,11 @@ class _Distributed:
 
     def _follow_gradients(self, groups: int | Sequence[Sequence[Any]], symmetric: bool) -> None:
         """Reduce the gradients of all parameters that require one."""
-        followed = [parameter for parameter in parameters_of(self).values() if parameter.requires_grad]
+        followed = _trained_parameters(self)
         treatment = self._treatment
         # If the order differs between ranks, names still match gradients, but symmetric memory needs one order.
         process_set = treatment.call.process_set
-        agreed = require_same_parameters(followed, self._names, process_set, free_number(self._names))
-        note_number(self, agreed.number)
-        symmetric &= agreed.is_ordered
+        symmetric &= agree_on_parameters(self, followed, process_set)
         places: list[GradientMemory | None] = [None] * len(followed)
         is_of_all = process_set is None or process_set is global_process_set
         if symmetric and is_of_all and treatment.compression is Compression.none:
@@ -173,11 +191,6 @@ class _Distributed:
                 if parameter.requires_grad and self._has_others:
                     self._register_hook(self._add_gradient(parameter))
 
-    @property
-    def _parameter_names(self) -> dict[Any, str]:
-        """The names by parameter, under Horovod's attribute, which programs read."""
-        return named_by_parameter(parameters_of(self), self._names)
-
     def _allreduce_grad_async(self, p: Any) -> tuple[Handle[Any], Any]:
         """Submit the gradient of a parameter now; return the handle, and the context that decompresses the result.
 
@@ -197,8 +210,7 @@ class _Distributed:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Change the number of backward passes between two steps."""
-        if passes < 1:
-            raise ValueError(f"backward_passes_per_step must be at least 1, not {passes}")
+        _check_passes(passes)
         self._treatment.passes = passes
         self._begin_step()
 
@@ -299,6 +311,99 @@ class _Distributed:
         self._begin_step()
         self._is_synchronized, self._should_synchronize = False, True
         super().load_state_dict(state_dict)  # type: ignore[misc]
+
+
+class _DistributedAdasum(_NamedParameters):
+    """Combines the changes of each rank's own step, by Adasum."""
+
+    def _distribute(
+        self,
+        named_parameters: Iterable[tuple[str, Any]] | None,
+        compression: Compressor,
+        passes: int,
+        process_set: ProcessSet | None,
+    ) -> None:
+        self._name_parameters(named_parameters)
+        self._compression = compression
+        self._passes = passes
+        self._process_set = process_set
+        self._memory: dict[int, Any] = {}  # by the parameter's identity: memory of its size
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """The number of backward passes whose gradients add up before `step()`. The program counts them."""
+        return self._passes
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change the number of backward passes between two steps."""
+        _check_passes(passes)
+        self._passes = passes
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; all ranks must add the same."""
+        super().add_param_group(param_group)  # type: ignore[misc]
+        for name, parameter in parameters_of(self).items():
+            self._names.setdefault(id(parameter), name)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make this rank's own step, combine its changes with those of the other ranks, and apply the result.
+
+        If the ranks disagree, or one is lost, the parameters keep their values; the optimizer's state has changed.
+        """
+        parameters = _trained_parameters(self)
+        befores = [parameter.data for parameter in parameters]
+        try:
+            for parameter, before in zip(parameters, befores):
+                parameter.data = self._memory_for(parameter).copy_(before)
+            loss = super().step(closure)  # type: ignore[misc]
+            afters = [parameter.data for parameter in parameters]
+        finally:
+            for parameter, before in zip(parameters, befores):
+                parameter.data = before
+        handles = []
+        for parameter, before, after in zip(parameters, befores, afters):
+            change = torch.sub(after, before, out=self._memory_for(parameter))
+            handles.append(self._combine(tensor_name(self, parameter), change))
+        for before, change in zip(befores, wait_all(handles)):
+            before.add_(change)
+        return loss
+
+    # The optimizer's own `step` calls hooks and the profiler; this keeps PyTorch from wrapping `step` a second time.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _memory_for(self, parameter: Any) -> Any:
+        memory = self._memory.get(id(parameter))
+        if memory is None or not _is_alike(memory, parameter):
+            memory = self._memory[id(parameter)] = torch.empty_like(parameter.data)
+        return memory
+
+    def _combine(self, name: str, change: Any) -> Handle[Any]:
+        """Submit a change; the handle returns the Adasum of all ranks' changes."""
+        compression = self._compression
+        sent, context = compression.compress(torch.view_as_real(change) if change.is_complex() else change)
+        handle = start_dense(Call(Allreduce, name, self._process_set, Adasum, in_place=True), sent)
+
+        def finish(results: list[Any]) -> Any:
+            result = compression.decompress(results[0], context)
+            return torch.view_as_complex(result) if change.is_complex() else result
+
+        return Group([handle], finish)
+
+    def synchronize(self) -> None:
+        """Do nothing: `step()` combines changes, and each rank keeps its own gradients."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raise AssertionError: every step combines the changes of all ranks."""
+        raise AssertionError(
+            "with op=Adasum gradients are not reduced before step(), so there is nothing to skip: change them between "
+            "backward() and step()"
+        )
+
+
+def _is_alike(memory: Any, parameter: Any) -> bool:
+    """Return whether the memory still fits the parameter, which the program may have converted or moved."""
+    kind = memory.shape, memory.dtype, memory.device, memory.stride()
+    return kind == (parameter.shape, parameter.dtype, parameter.device, parameter.stride())
 
 
 if TYPE_CHECKING:

@@ -17,11 +17,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ronde.engine.process import global_process_set
-from ronde.engine.process_sets import ProcessSet
-from ronde.torch.call import Call
-from ronde.torch.handles import start_dense
-from ronde.torch.members import size_of
+from ronde.engine.process import ProcessSet, global_process_set
+from ronde.torch.call import Call, size_of
+from ronde.torch.tensors import start_dense
 from ronde.types import Kind
 
 __all__ = ["SyncBatchNorm"]

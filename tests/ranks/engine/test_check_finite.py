@@ -10,8 +10,8 @@ import pytest
 
 import ronde
 from ronde.comm.arrays import operand
-from ronde.engine import prepare
-from ronde.engine.finite import first_not_finite
+from ronde.engine import engine
+from ronde.engine.submission import first_not_finite
 from ronde.testing import ranks
 
 
@@ -82,7 +82,7 @@ def meet_others(way: str) -> str:
         if way == "group":
             ronde.grouped_allreduce([np.ones(2), x], "gradients")
         elif way == "prepared":
-            prepare(x, "gradient", ronde.Sum, 1.0, 1.0)(True).wait()
+            engine().prepare(x, "gradient", ronde.Sum, 1.0, 1.0)(True).wait()
         else:
             ronde.broadcast(x, root=0)
     except ronde.AbortedError as error:

@@ -28,7 +28,7 @@ def _all_reduce_after(rank: int, module: str, function: str, message: bytes) -> 
 @pytest.mark.parametrize(
     ("rank", "place", "message", "text"),
     [
-        (1, "engine.negotiation_rounds.encode_requests", b"[[7]]", "malformed message of the negotiation"),
+        (1, "engine.negotiator.encode_requests", b"[[7]]", "malformed message of the negotiation"),
         (0, "comm.byte_exchange._first_part", b"\xff" * 2048, "a message of 18446744073709551615 bytes"),
         (0, "engine.negotiator.encode_stream", b"[[7]]", "malformed message of the negotiation"),
         (0, "engine.negotiator.encode_stream", b'[["Evict",3]]', "slot 3 is evicted, but holds nothing"),

@@ -13,7 +13,7 @@ import pytest
 
 import ronde
 from ronde.engine import objects
-from ronde.engine.packed_objects import OutgoingObject
+from ronde.engine.objects import OutgoingObject
 from ronde.launch.templates.template import Template
 from ronde.testing import ranks
 

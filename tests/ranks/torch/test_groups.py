@@ -14,7 +14,7 @@ from ronde.types import Kind
 
 torch = pytest.importorskip("torch")
 hvd: Any = import_module("ronde.torch")
-groups_of: Any = import_module("ronde.torch.groups")
+groups_of: Any = import_module("ronde.torch.tensors")
 calls: Any = import_module("ronde.torch.call")
 
 

@@ -250,7 +250,8 @@ def compressed(rank: int, size: int) -> None:
 def from_other_devices(rank: int, size: int) -> None:
     """Tensors that are not in main memory are copied; here the copies are made of ones that are."""
     from ronde.torch.call import Call
-    from ronde.torch.handles import Received, staged
+    from ronde.torch.handles import Received
+    from ronde.torch.tensors import staged
     from ronde.types import Kind
 
     def call(kind: Kind, name: str, **terms: Any) -> Call:

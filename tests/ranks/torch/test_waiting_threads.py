@@ -14,7 +14,7 @@ from ronde.testing import ranks
 
 pytest.importorskip("torch")
 hvd: Any = pytest.importorskip("ronde.torch")
-CompletedHandle: Any = pytest.importorskip("ronde.torch.on_device").CompletedHandle
+CompletedHandle: Any = pytest.importorskip("ronde.torch.handles").CompletedHandle
 
 
 def results_of_two_threads(handle: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Merged requests say what the ranks have said: by example, and for all that ranks may say along any tree."""
+"""Merged requests are those of the ranks: by example, and for any requests along any tree."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ronde import _native
 from ronde.engine.merging import (
     Batch,
     BatchReader,
     Contribution,
     batch_of,
     batch_of_outboxes,
+    children_of,
     encode_batch,
     merge_batches,
+    parent_of,
+    ranks_under,
 )
 from ronde.engine.messages import CallSite, LeaveEngine, Message, Request, encode_requests
 from ronde.engine.negotiation import Coordinator
-from ronde.engine.tree import children, ranks_under
 from ronde.errors import ProtocolError
 from ronde.rank_set import RankSet
 from ronde.types import DType, Kind
@@ -39,7 +42,7 @@ def ranks(*each: int) -> RankSet:
     return RankSet.of(each)
 
 
-def said(*by_rank: list[Message]) -> Batch:
+def merged(*by_rank: list[Message]) -> Batch:
     return merge_batches([batch_of(ranks(rank), messages) for rank, messages in enumerate(by_rank)])
 
 
@@ -50,45 +53,46 @@ def sent(batch: Batch) -> Batch:
 class TestMerge:
     def test_what_is_equal_is_said_once(self) -> None:
         other = replace(GRAD, name="other")
-        batch = said([GRAD], [other, GRAD], [GRAD], [])
+        batch = merged([GRAD], [other, GRAD], [GRAD], [])
         assert batch == Batch(
             ranks(0, 1, 2, 3), (Contribution(ranks(0, 1, 2), GRAD), Contribution(ranks(1), other))
         )
 
     def test_what_must_not_differ_is_kept_apart(self) -> None:
         odd = replace(GRAD, dtype=DType.float64)
-        assert said([GRAD], [odd], [GRAD]).contributions == (
+        assert merged([GRAD], [odd], [GRAD]).contributions == (
             Contribution(ranks(0, 2), GRAD),
             Contribution(ranks(1), odd),
         )
 
     def test_rows_that_may_differ_are_kept_by_rank(self) -> None:
-        [told] = said([words(2, 5)], [words(0, 5)], [words(7, 5)]).contributions
-        assert told == Contribution(ranks(0, 1, 2), words(2, 5), ((2,), (0,), (7,)))
-        assert told.request(2) == words(7, 5)
-        [told] = said([parts(4)], [parts(3, 3, 0)]).contributions
-        assert told == Contribution(ranks(0, 1), parts(4), ((4,), (3, 3, 0)))
-        assert told.request(1) == parts(3, 3, 0)
+        [contribution] = merged([words(2, 5)], [words(0, 5)], [words(7, 5)]).contributions
+        assert contribution == Contribution(ranks(0, 1, 2), words(2, 5), ((2,), (0,), (7,)))
+        assert contribution.request(2) == words(7, 5)
+        [contribution] = merged([parts(4)], [parts(3, 3, 0)]).contributions
+        assert contribution == Contribution(ranks(0, 1), parts(4), ((4,), (3, 3, 0)))
+        assert contribution.request(1) == parts(3, 3, 0)
 
     def test_ranks_that_come_later_may_be_lower(self) -> None:
         late = Batch(ranks(1, 5), (Contribution(ranks(1, 5), words(4), ((4,), (5,))),))
         early = Batch(ranks(0, 3), (Contribution(ranks(0, 3), words(9)),))
-        [told] = merge_batches([late, early]).contributions
-        assert told == Contribution(ranks(0, 1, 3, 5), words(9), ((9,), (4,), (9,), (5,)))
+        [contribution] = merge_batches([late, early]).contributions
+        assert contribution == Contribution(ranks(0, 1, 3, 5), words(9), ((9,), (4,), (9,), (5,)))
 
     def test_leaves_come_last(self) -> None:
         assert [
-            told.message for told in said([LeaveEngine()], [GRAD, LeaveEngine()], [GRAD]).contributions
+            contribution.message
+            for contribution in merged([LeaveEngine()], [GRAD, LeaveEngine()], [GRAD]).contributions
         ] == [
             GRAD,
             LeaveEngine(),
         ]
 
-    def test_nobody_says_a_thing_twice_or_after_a_leave(self) -> None:
+    def test_a_message_twice_or_after_a_leave_is_refused(self) -> None:
         with pytest.raises(ProtocolError, match="rank 1 has requested tensor 'grad' twice"):
-            said([GRAD], [GRAD, GRAD])
+            merged([GRAD], [GRAD, GRAD])
         with pytest.raises(ProtocolError, match="rank 0 sends a message after it has left"):
-            said([LeaveEngine(), GRAD])
+            merged([LeaveEngine(), GRAD])
         with pytest.raises(ProtocolError, match="rank 0 comes twice"):
             merge_batches([batch_of(ranks(0), []), batch_of(ranks(0), [])])
 
@@ -101,8 +105,8 @@ class TestMerge:
 
 class TestTravel:
     def test_nothing_is_no_bytes(self) -> None:
-        assert encode_batch(said([], [])) == b""
-        assert sent(said([], [])) == Batch(ranks(0, 1))
+        assert encode_batch(merged([], [])) == b""
+        assert sent(merged([], [])) == Batch(ranks(0, 1))
 
     def test_equal_requests_of_all_are_as_large_as_one(self) -> None:
         many = merge_batches([batch_of(ranks(rank), [GRAD]) for rank in range(1000)])
@@ -135,7 +139,7 @@ class TestTravel:
             BatchReader().read(b"\t" + good + b"\n" + line, ranks(0, 1, 2))
 
 
-# Anything that ranks may say, along any tree.
+# Any messages of ranks, along any tree.
 
 REQUESTS = st.one_of(
     st.builds(lambda rows: words(rows, 5), st.integers(0, 3)),
@@ -159,7 +163,7 @@ OUTBOXES = st.builds(
 
 
 def along_a_tree(outboxes: list[list[Message]], host_of: list[int], arity: int) -> list[Batch]:
-    """What arrives at rank 0; every batch travels as bytes."""
+    """The batches that arrive at rank 0; each travels as bytes."""
     hosts = sorted(set(host_of), key=host_of.index)
     ranks_of_host = [[rank for rank, each in enumerate(host_of) if each == host] for host in hosts]
 
@@ -168,7 +172,7 @@ def along_a_tree(outboxes: list[list[Message]], host_of: list[int], arity: int) 
         reader = BatchReader()
         return [own] + [
             reader.read(encode_batch(merge_batches(at(child))), ranks_under(child, ranks_of_host, arity))
-            for child in children(host, len(hosts), arity)
+            for child in children_of(host, len(hosts), arity)
         ]
 
     return at(0)
@@ -188,10 +192,12 @@ def test_every_rank_is_understood_whatever_the_tree(
     outboxes, host_of, arity = world
     understood: list[list[Message]] = [[] for _ in outboxes]
     for batch in along_a_tree(outboxes, host_of, arity):
-        for told in batch.contributions:
-            for rank in told.ranks:
+        for contribution in batch.contributions:
+            for rank in contribution.ranks:
                 understood[rank].append(
-                    told.request(rank) if isinstance(told.message, Request) else told.message
+                    contribution.request(rank)
+                    if isinstance(contribution.message, Request)
+                    else contribution.message
                 )
     for heard, outbox in zip(understood, outboxes):
         assert sorted(map(str, heard)) == sorted(map(str, outbox))
@@ -203,3 +209,51 @@ def test_the_same_is_decided_whatever_the_tree(world: tuple[list[list[Message]],
     star = Coordinator(len(outboxes), 0).step(outboxes)
     tree = Coordinator(len(outboxes), 0).step_merged(along_a_tree(outboxes, host_of, arity))
     assert sorted(map(str, tree)) == sorted(map(str, star))
+
+
+def depth(host: int, arity: int) -> int:
+    """The number of hosts that a message passes on its way to host 0, this one included."""
+    levels = 0
+    while host > 0:
+        host, levels = parent_of(host, arity), levels + 1
+    return levels
+
+
+def test_five_hosts_two_under_each() -> None:
+    assert [list(children_of(host, 5, 2)) for host in range(5)] == [[1, 2], [3, 4], [], [], []]
+    assert [parent_of(host, 2) for host in range(5)] == [-1, 0, 0, 1, 1]
+    assert [depth(host, 2) for host in range(5)] == [0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(("arity", "deepest"), [(1, 1249), (2, 10), (8, 4), (16, 3), (1249, 1), (5000, 1)])
+def test_how_deep_1250_hosts_lie(arity: int, deepest: int) -> None:
+    assert max(depth(host, arity) for host in range(1250)) == deepest
+
+
+@given(st.integers(1, 300), st.integers(1, 400))
+def test_every_host_is_under_the_one_that_knows_it(hosts: int, arity: int) -> None:
+    below = [list(children_of(host, hosts, arity)) for host in range(hosts)]
+    assert [host for each in below for host in each] == list(range(1, hosts))
+    assert all(len(each) <= arity for each in below)
+    for host, each in enumerate(below):
+        assert all(
+            parent_of(child, arity) == host and depth(child, arity) > depth(host, arity) for child in each
+        )
+
+
+@given(st.integers(1, 300), st.integers(1, 400))
+def test_the_native_tree_is_the_same(hosts: int, arity: int) -> None:
+    for host in range(hosts):
+        around = [parent_of(host, arity), *children_of(host, hosts, arity)]
+        assert _native.tree_around(host, hosts, arity) == around
+
+
+def test_whose_ranks_are_under_a_host() -> None:
+    ranks_of_host = [[0, 4], [1], [2, 3], [5], [6, 7]]
+    assert [list(ranks_under(host, ranks_of_host, 2)) for host in range(5)] == [
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [1, 5, 6, 7],
+        [2, 3],
+        [5],
+        [6, 7],
+    ]

@@ -1,4 +1,4 @@
-"""What the coordinator decides and what members make of it, as examples and as properties."""
+"""The decisions of the coordinator, and how requesters apply them, as examples and as properties."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ronde.engine.messages import (
     StreamItem,
 )
 from ronde.engine.negotiation import (
+    KEPT_USES,
     Closed,
     Coordinator,
     Effect,
@@ -30,7 +31,6 @@ from ronde.engine.negotiation import (
     Insert,
     Requester,
 )
-from ronde.engine.response_cache import KEPT_USES
 from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.types import Average, DType, Kind, Min
 
@@ -48,7 +48,7 @@ def exchange(rows: int, *splits: int) -> Request:
 
 
 def agree(*requests: Request, capacity: int = 4) -> list[StreamItem]:
-    """What comes of one request of each rank."""
+    """The stream after one request of each rank."""
     return Coordinator(len(requests), capacity).step([[request] for request in requests])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ronde.comm import queries, world
 from ronde.engine import process
-from ronde.engine.process_sets import ProcessSet
+from ronde.engine.process import ProcessSet
 from ronde.types import Adasum, Average, Max, Min, Product, Sum
 
 from . import util
@@ -30,7 +30,7 @@ class HorovodBasics:
         **how: Any,
     ) -> None:
         """Join the world, as `horovod.torch.init` does; `comm`: None or the list of all ranks."""
-        from ronde.torch.world import init
+        from ronde.torch.basics import init
 
         init(comm, process_sets, **how)
 
@@ -53,7 +53,7 @@ class HorovodBasics:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("cuda_built", "gloo_enabled", "mpi_enabled", "mpi_threads_supported", "rocm_built"):
-            from ronde.torch import backends
+            from ronde.torch import basics
 
-            return getattr(backends, name)
+            return getattr(basics, name)
         raise AttributeError(f"HorovodBasics of Ronde has no {name}")

@@ -61,23 +61,23 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def mpi_built(verbose: bool = False) -> bool:
     """Return whether MPI could carry tensors; this and the next are those of `horovod.torch`."""
-    from ronde.torch import backends
+    from ronde.torch import basics
 
-    return backends.mpi_built()
+    return basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """Return whether Gloo could."""
-    from ronde.torch import backends
+    from ronde.torch import basics
 
-    return backends.gloo_built()
+    return basics.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
     """Return the version of NCCL that could, or 0."""
-    from ronde.torch import backends
+    from ronde.torch import basics
 
-    return backends.nccl_built()
+    return basics.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
@@ -87,9 +87,9 @@ def ddl_built(verbose: bool = False) -> bool:
 
 def ccl_built(verbose: bool = False) -> bool:
     """Return whether oneCCL could."""
-    from ronde.torch import backends
+    from ronde.torch import basics
 
-    return backends.ccl_built()
+    return basics.ccl_built()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The search that the tuner asks: the library does what we take it for."""
+"""The search that proposes points to the tuner."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ronde.engine.search import BayesianSearch
+from ronde.engine.tuner import BayesianSearch
 
 pytest.importorskip("bayes_opt")
 

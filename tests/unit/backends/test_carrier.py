@@ -1,4 +1,4 @@
-"""Reductions in the forms in which they travel, and the setting that says who carries them."""
+"""Reductions in the forms in which they travel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ronde.backends.choice import backend_class, wishes
-from ronde.backends.numbers import form_of, typed
-from ronde.errors import UsageError
-from ronde.types import Adasum, Average, BitXor, DType, Kind, Max, Min, Product, ReduceOp, Sum
+from ronde.backends.carrier import form_of, typed
+from ronde.types import Adasum, Average, BitXor, DType, Max, Min, Product, ReduceOp, Sum
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +21,7 @@ CARRIED = {
 
 
 def reduce(inputs: list[Any], dtype: DType, op: ReduceOp) -> Any:
-    """What a library would make of it: the form's operation, on what it is told are numbers of the form's type."""
+    """The result of a library: the form's operation, on bytes that it takes for numbers of the form's type."""
     form = form_of(dtype, op, len(inputs))
     given = [x.copy().view(np.uint8) for x in inputs]
     packed = [form.pack(typed(x, dtype)) if form.pack is not None else x.view(form.dtype.name) for x in given]
@@ -77,34 +75,3 @@ def test_integers_wrap_around_and_keep_their_order(name: str) -> None:
     a, b = (x.ravel() for x in np.meshgrid(values, values))
     for op, ufunc in ((Sum, np.add), (Product, np.multiply), (Max, np.maximum), (Min, np.minimum)):
         np.testing.assert_array_equal(reduce([a, b], DType[name], op), ufunc(a, b))
-
-
-def test_wishes() -> None:
-    assert wishes("native")[Kind.broadcast] == ["native"]
-    assert set(map(tuple, wishes("mpi, gloo,mpi").values())) == {("mpi", "gloo")}
-    some = wishes("allreduce=mpi,native; broadcast = gloo")
-    assert some[Kind.allreduce] == ["mpi", "native"]
-    assert some[Kind.broadcast] == ["gloo"]
-    assert some[Kind.allgather] == ["native"]
-    both = wishes("gloo;barrier=native")
-    assert both[Kind.alltoall] == ["gloo"]
-    assert both[Kind.barrier] == ["native"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("sum=mpi", "'sum' is not one of the operations allreduce, reducescatter"),
-        ("allreduce=", "expected the name of a backend"),
-    ],
-)
-def test_wishes_that_make_no_sense(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        wishes(text)
-
-
-def test_unknown_backends() -> None:
-    with pytest.raises(
-        UsageError, match="backend 'ddl' does not exist: expected one of native, mpi, gloo, ccl, nccl"
-    ):
-        backend_class("ddl")

@@ -1,4 +1,4 @@
-"""What the coordinator warns of when ranks call operations without names at different lines."""
+"""The coordinator's warnings when ranks call operations without names at different lines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def unnamed(number: int, *shape: int) -> Request:
 
 
 def call(number: int, line: int, *shape: int) -> list[Message]:
-    """What a rank says that calls an operation at this line."""
+    """The messages of a rank that calls an operation at this line."""
     request = unnamed(number, *shape)
     return [CallSite(request.name, f"train.py:{line}"), request]
 
 
 def warnings(*rounds: Sequence[Sequence[Message]], names: Sequence[int] | None = None) -> list[str]:
-    """What a coordinator warns of after these rounds of what each rank says."""
+    """The warnings of a coordinator after rounds with these messages of each rank."""
     coordinator = Coordinator(len(rounds[0]), 100, names)
     for outboxes in rounds:
         coordinator.step(outboxes)

@@ -12,6 +12,8 @@ The rules:
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,7 +24,17 @@ from ronde.errors import PeerError, TimeoutError
 from ronde.stores.base import Store
 from ronde.types import DType, Kind, ReduceOp
 
-__all__ = ["Backend", "DeviceBackend", "Patience", "BackendContext"]
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "DeviceBackend",
+    "Patience",
+    "at_exit",
+]
+
+
+_SPIN_NS, _REST_S = 2 * 10**9, 50e-6
+_at_exit: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,16 @@ class BackendContext:
     start_timeout_ns: int
     has_failed: Callable[[], bool]
 
+    def lack_of_store(self) -> str | None:
+        """Return why the ranks have no store where they can meet, as a clause for `Backend.missing`; None if they have.
+
+        Raises:
+            Nothing.
+        """
+        return (
+            "the job has no store where the ranks can meet" if self.store is None and self.size > 1 else None
+        )
+
     def patience(self, operation: str) -> Patience:
         """Return the patience for an operation that begins now.
 
@@ -70,9 +92,7 @@ class BackendContext:
 class Patience:
     """Limits the wait for one operation, which begins with this object.
 
-        patience = self.place.patience("allreduce")
-        while not request.is_done():
-            patience.check()
+        self.place.patience("allreduce").wait_until(request.is_done)
 
     Args:
         place: The ranks and their limits.
@@ -102,6 +122,22 @@ class Patience:
         if 0 < place.timeout_ns <= self.waited_ns:
             message = f"waited {place.timeout_ns // 10**6} ms in {self._operation}"
             raise TimeoutError(message, self._operation, self.waited_ns)
+
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Return when the operation is done. Most take a short time, so the first two seconds pass without a pause.
+
+        Args:
+            is_done: Returns whether the operation is done, at once.
+
+        Raises:
+            PeerError, TimeoutError: As of `check`.
+        """
+        while not is_done():
+            self.check()
+            if self.waited_ns < _SPIN_NS:
+                os.sched_yield()
+            else:
+                time.sleep(_REST_S)
 
 
 class Backend(ABC):
@@ -172,7 +208,7 @@ class Backend(ABC):
 
         Args:
             kind: The operation.
-            dtype: The type of the elements. Reductions come only in the forms of `ronde.backends.numbers`, such as Sum
+            dtype: The type of the elements. Reductions come only in the forms of `ronde.backends.carrier`, such as Sum
                 of float32, or in those of `DeviceBackend`.
             op: The reduction; without effect for other operations.
 
@@ -288,3 +324,26 @@ class DeviceBackend(Backend):
         Raises:
             Nothing.
         """
+
+
+def at_exit(action: Callable[[], None]) -> None:
+    """Run an action at the end of the process, after the engine has shut down.
+
+    Python runs handlers of `atexit` in the opposite order of their registration. The engine imports this module before
+    it registers its own handler, so the actions follow it.
+
+    Args:
+        action: what to run, such as finalizing the library.
+
+    Raises:
+        Nothing.
+    """
+    _at_exit.append(action)
+
+
+def _run_actions() -> None:
+    for action in _at_exit:
+        action()
+
+
+atexit.register(_run_actions)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.engine.timeline_files import timeline_path
+from ronde.engine.timeline import timeline_path
 
 
 @pytest.mark.parametrize(

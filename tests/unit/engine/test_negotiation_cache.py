@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ronde.engine.response_cache import KEPT_USES, ResponseCache
+from ronde.engine.negotiation import KEPT_USES, ResponseCache
 
 
 def test_slots_are_given_in_order_and_the_least_recently_used_one_goes() -> None:
