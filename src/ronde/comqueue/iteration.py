@@ -9,22 +9,35 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ronde.comqueue.agreement import require_same_structure
+import numpy as np
+
+from ronde.comqueue.agreement import (
+    checksum_of_state,
+    is_checked_after,
+    require_same_state,
+    require_same_structure,
+)
 from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
 from ronde.comqueue.block_sums import sum_over_blocks
-from ronde.comqueue.blocks import RowBlocks, TaskRows
-from ronde.comqueue.buffers import Buffers
-from ronde.comqueue.communication import MAX, MIN, SUM, AllGather, Broadcast, CommunicateFunction, check_op
-from ronde.comqueue.context import ComContext
-from ronde.comqueue.functions import name_of
-from ronde.comqueue.partitions import check_same_rows
+from ronde.comqueue.functions import (
+    MAX,
+    MIN,
+    SUM,
+    AllGather,
+    Broadcast,
+    ComContext,
+    CommunicateFunction,
+    check_op,
+    name_of,
+)
+from ronde.comqueue.partitions import RowBlocks, TaskRows, check_same_rows
 from ronde.comqueue.queue import IterativeComQueue
-from ronde.comqueue.reductions import reduce_leaves
-from ronde.comqueue.state_agreement import checksum_of_state, is_checked_after, require_same_state
-from ronde.comqueue.state_types import StateTypes
-from ronde.comqueue.task_group import TaskGroup, ThreadGroup
+from ronde.comqueue.task_group import TaskGroup, ThreadGroup, reduce_leaves
+from ronde.data.buffers import Buffers
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
+from ronde.launch.calls import pickler
+from ronde.launch.unsendable import describe_unsendable_part
 from ronde.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -32,12 +45,15 @@ if TYPE_CHECKING:
 
 __all__ = ["IterationResult", "IterationStep", "iterate"]
 
+
 DATA, STATE, STOP, ALONE = "data", "state", "stop", "alone"
 
 NOTHING_COMBINED = (
     "{} reads this task's rows, changes the state and combines nothing: it calls no operation in which all tasks take "
     "part. If what it sets depends on the values or the number of these rows, combine it, for example by c.sum"
 )
+
+_ALWAYS_SENDABLE = (int, float, complex, str, bytes, np.generic, type(None))
 
 Mapped = TypeVar("Mapped")
 
@@ -257,11 +273,42 @@ class IterationStep:
         return self._context.remove_obj(name)
 
 
+class _StateTypes:
+    """Which type each attribute has, and since which step."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, tuple[type, int]] = {}
+
+    def note(self, state: Mapping[str, Any], step_no: int) -> None:
+        """Note the types after a step; 0: before the first one."""
+        for name, value in state.items():
+            kind = type(value)
+            if name not in self._types or self._types[name][0] is not kind:
+                self._types[name] = kind, step_no
+
+    def require_sendable(self, state: Mapping[str, Any]) -> None:
+        """Raise UsageError for an attribute that cannot be pickled. Buffers of arrays are not copied."""
+        pickles = pickler()
+        for name, value in state.items():
+            if isinstance(value, _ALWAYS_SENDABLE):
+                continue
+            try:
+                pickles.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+            except Exception as error:
+                _, step_no = self._types.get(name, (None, 0))
+                since = f"step {step_no} gave it its type; " if step_no else ""
+                part = describe_unsendable_part(f"attribute {name!r}", value, pickles.dumps)
+                raise UsageError(
+                    f"attribute {name!r} of the state cannot be sent to the caller: {type(error).__name__}: {error}"
+                    f"{part}; {since}keep it in a variable of the step's module, or delete it in `finish`"
+                ) from None
+
+
 class _StepItem(CommunicateFunction):
     """A user's step function as an item of the queue. `names`: those of the data, if the user passed several."""
 
     def __init__(
-        self, function: Callable[[IterationStep], Any], names: Sequence[str] | None, types: StateTypes
+        self, function: Callable[[IterationStep], Any], names: Sequence[str] | None, types: _StateTypes
     ) -> None:
         self._function, self._names, self._types = function, names, types
         self._rows: TaskRows | None = None
@@ -359,7 +406,7 @@ def iterate(
     """
     _check_arguments(step, data, state)
     names = tuple(data) if isinstance(data, Mapping) else None
-    types = StateTypes()
+    types = _StateTypes()
     queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names, types))
     queue.set_rows_per_block(rows_per_block)
     queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))

@@ -8,17 +8,17 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from ronde.comqueue.checkpointing import CheckpointRule
-from ronde.comqueue.communication import CommunicateFunction
-from ronde.comqueue.context import ComContext
 from ronde.comqueue.execution import run_on
 from ronde.comqueue.functions import (
+    ComContext,
+    CommunicateFunction,
     CompareCriterionFunction,
     CompleteResultFunction,
     ComputeFunction,
     callable_of,
     name_of,
 )
-from ronde.comqueue.plan import Item, Plan
+from ronde.comqueue.steps import Item, Plan
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
 

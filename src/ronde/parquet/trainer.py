@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 import ronde.torch as hvd
+from ronde.data.columns import Columns
+from ronde.data.parquet_files import ParquetReader, spans_of
 from ronde.errors import UsageError
+from ronde.parquet.batches import batches, disjoint_range, equal_range, shuffle_groups
 from ronde.parquet.objective import BatchObjective, Evaluation
-from ronde.parquet.reader import ParquetReader
-from ronde.parquet.rows import Columns, batches, disjoint_range, equal_range, shuffle_groups, spans_of
 from ronde.parquet.store import RunFolder
 from ronde.parquet.training import DataIndex, EpochEnd, Training, load_training
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["read_ahead"]
 
+
 T = TypeVar("T")
 
 

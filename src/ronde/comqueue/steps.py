@@ -1,4 +1,4 @@
-"""A queue that is ready to run, and how one task runs it."""
+"""What a queue consists of, and how one task runs it, step by step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from ronde.comqueue.checkpointing import CheckpointRule, TaskCheckpoints
-from ronde.comqueue.communication import CommunicateFunction
-from ronde.comqueue.context import ComContext
+from ronde.comqueue.functions import ComContext, CommunicateFunction
 from ronde.comqueue.partitions import TaskData
 from ronde.comqueue.task_group import TaskGroup
 from ronde.errors import MismatchError, PeerError, RondeError, UsageError
