@@ -45,20 +45,29 @@ def require_same_structure(
     The tasks compare checksums, and exchange descriptions only if these differ. `subject`: what has the structure, with
     a verb, for the error.
     """
-    checksum = checksum_of(structure)
-    extremes = np.array((checksum, -checksum))
-    group.allreduce(extremes, Max)
-    if extremes[0] == -extremes[1]:
+    if _is_common(group, checksum_of(structure)):
         return
-    told = group.allgather_object((str(group.activity), describe()))
-    if difference := compare_activities([activity for activity, _ in told]):
-        raise MismatchError(difference)
-    texts = [text for _, text in told]
+    texts = _told(group, describe())
     other = find_different(texts) or 0
     raise MismatchError(
         f"{group.activity.place}: {subject} {texts[0]} on task 0 and {texts[other]} on task {other}: expected one "
         "structure, dtype and shape on all tasks"
     )
+
+
+def _is_common(group: TaskGroup, checksum: int) -> bool:
+    """Return whether all tasks have the same checksum."""
+    extremes = np.array((checksum, -checksum))
+    group.allreduce(extremes, Max)
+    return bool(extremes[0] == -extremes[1])
+
+
+def _told(group: TaskGroup, mine: Any) -> list[Any]:
+    """Return what all tasks pass, by task. Raises MismatchError if they do different things at present."""
+    told = group.allgather_object((str(group.activity), mine))
+    if difference := compare_activities([activity for activity, _ in told]):
+        raise MismatchError(difference)
+    return [each for _, each in told]
 
 
 def is_checked_after(step_no: int) -> bool:
@@ -74,10 +83,7 @@ def require_same_state(group: TaskGroup, state: Mapping[str, Any], place: str) -
     """
     if group.num_tasks == 1:
         return
-    checksum = checksum_of_state(state)
-    extremes = np.array((checksum, -checksum))
-    group.allreduce(extremes, Max)
-    if extremes[0] != -extremes[1]:
+    if not _is_common(group, checksum_of_state(state)):
         _compare_with_task_0(group, state, place)
 
 
@@ -125,10 +131,8 @@ def _leaves_of(tree: Any, place: str) -> Iterator[Leaf]:
 def _compare_with_task_0(group: TaskGroup, state: Mapping[str, Any], place: str) -> None:
     mine = list(_leaves(state))
     expected = group.broadcast_object(mine, 0)
-    told = group.allgather_object((str(group.activity), _difference(expected, mine)))
-    if difference := compare_activities([activity for activity, _ in told]):
-        raise MismatchError(difference)
-    differences = {task: difference for task, (_, difference) in enumerate(told) if difference}
+    told = _told(group, _difference(expected, mine))
+    differences = {task: difference for task, difference in enumerate(told) if difference}
     if differences:
         task, (name, theirs, its) = next(iter(differences.items()))
         tasks = _described(list(differences), group.num_tasks)

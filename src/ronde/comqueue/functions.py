@@ -40,6 +40,8 @@ __all__ = [
     "Gather",
     "ReduceScatter",
     "callable_of",
+    "check_op",
+    "check_root",
     "name_of",
 ]
 
@@ -310,7 +312,7 @@ class Broadcast(CommunicateFunction):
         return f"Broadcast({self.name!r})"
 
     def communicate(self, context: ComContext, group: TaskGroup) -> None:
-        _check_root(self.root, group)
+        check_root(self.root, group)
         mine = context.get_obj(self.name) if group.task_id == self.root else None
         context.put_obj(self.name, group.broadcast_object(mine, self.root))
 
@@ -347,7 +349,7 @@ class Gather(CommunicateFunction):
         return f"Gather({self.name!r})"
 
     def communicate(self, context: ComContext, group: TaskGroup) -> None:
-        _check_root(self.root, group)
+        check_root(self.root, group)
         mine = context.get_obj(self.name)
         everyone = group.allgather_object(mine)
         if group.task_id == self.root:
@@ -401,6 +403,7 @@ def _length(context: ComContext, name: str, length_name: str) -> int:
     return int(length)
 
 
-def _check_root(root: int, group: TaskGroup) -> None:
+def check_root(root: int, group: TaskGroup) -> None:
+    """Raise UsageError if there is no such task."""
     if not 0 <= root < group.num_tasks:
         raise UsageError(f"root={root} is not a task: there are {group.num_tasks}, counted from 0")

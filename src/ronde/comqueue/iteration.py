@@ -23,11 +23,10 @@ from ronde.comqueue.functions import (
     MAX,
     MIN,
     SUM,
-    AllGather,
-    Broadcast,
     ComContext,
     CommunicateFunction,
     check_op,
+    check_root,
     name_of,
 )
 from ronde.comqueue.partitions import RowBlocks, TaskRows, check_same_rows
@@ -225,8 +224,8 @@ class IterationStep:
         Raises:
             PeerLostError: As of `sum`.
         """
-        gathered: list[Any] = self._communicate("gather", AllGather, obj)
-        return gathered
+        self._begin_operation("gather")
+        return self._group.allgather_object(obj)
 
     def broadcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of one task.
@@ -238,7 +237,9 @@ class IterationStep:
         Raises:
             PeerLostError: As of `sum`.
         """
-        return self._communicate(f"broadcast from task {root}", lambda name: Broadcast(name, root), obj)
+        self._begin_operation(f"broadcast from task {root}")
+        check_root(root, self._group)
+        return self._group.broadcast_object(obj if self.task_id == root else None, root)
 
     def stop_if(self, condition: Any) -> None:
         """End the iteration after this step if the condition is true on task 0. The value on other tasks has no effect.
@@ -265,12 +266,6 @@ class IterationStep:
         self._use.combines = True
         self._operations += 1
         return f"operation {self._operations}"
-
-    def _communicate(self, operation: str, make: Callable[[str], CommunicateFunction], obj: Any) -> Any:
-        name = self._begin_operation(operation)
-        self._context.put_obj(name, obj)
-        make(name).communicate(self._context, self._group)
-        return self._context.remove_obj(name)
 
 
 class _StateTypes:

@@ -1,9 +1,10 @@
-"""`read`: describes rows in files, tables and arrays, which tasks divide among themselves."""
+"""`read`: describes rows in files, tables, arrays and data frames of clusters, which tasks divide among themselves."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from ronde.errors import UsageError
 from ronde.launch.driver.rows_file import ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ronde.launch.clusters.base import Cluster
 
 __all__ = ["DaskRows", "FlinkRows", "SparkRows", "read"]
@@ -92,7 +91,35 @@ def _paths_in(source: Any) -> list[str]:
     return []
 
 
-class SparkRows:
+class _ClusterRows(ABC):
+    """Rows that the tasks of a cluster have already.
+
+    `selection`: the columns that are read; `frame`: what the cluster takes; `memory_limit`: as of `read`; `name`: that
+    of the frame, for messages.
+    """
+
+    def __init__(
+        self, selection: ColumnSelection, frame: Any, memory_limit: int | None, name: str = "the data frame"
+    ) -> None:
+        self._selection, self._frame, self._limit, self._name = selection, frame, memory_limit, name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self._selection.names)}>"
+
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part, as `ColumnSelection` does."""
+        return self._selection.columns_of(part)
+
+    @abstractmethod
+    def place(self, cluster: Cluster) -> None:
+        """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not that of the rows."""
+
+    def opener(self) -> Callable[[TaskGroup], RowSource]:
+        """Return a function that each task calls for the rows that it has. Can be pickled."""
+        return partial(_open_rows, self._selection, self._limit, self._name)
+
+
+class SparkRows(_ClusterRows):
     """The rows of a Spark data frame. `columns`, `memory_limit`: as of `read`.
 
     Raises UsageError for columns that are missing or hold no numbers.
@@ -101,20 +128,11 @@ class SparkRows:
     def __init__(self, frame: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
         from ronde.spark.columns import as_arrays, numeric_columns
 
-        name = "the data frame"
-        self._selection = ColumnSelection(columns, numeric_columns(frame), frame.columns, name)
-        self._frame = frame.select(*as_arrays(frame, self._selection.names, "float64").values())
-        self._limit = memory_limit
-
-    def __repr__(self) -> str:
-        return f"<SparkRows: {', '.join(self._selection.names)}>"
-
-    def columns_of(self, part: str) -> tuple[str, ...]:
-        """Return the columns of a part, as `ColumnSelection` does."""
-        return self._selection.columns_of(part)
+        selection = ColumnSelection(columns, numeric_columns(frame), frame.columns, "the data frame")
+        arrays = frame.select(*as_arrays(frame, selection.names, "float64").values())
+        super().__init__(selection, arrays, memory_limit)
 
     def place(self, cluster: Cluster) -> None:
-        """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not that of the rows."""
         from ronde.spark.cluster import SparkCluster
 
         if not isinstance(cluster, SparkCluster):
@@ -124,12 +142,8 @@ class SparkRows:
             )
         cluster.take_rows(self._frame)
 
-    def opener(self) -> Callable[[TaskGroup], RowSource]:
-        """Return a function that each task calls for the rows that lie there. Can be pickled."""
-        return partial(_open_rows, self._selection, self._limit, "the data frame")
 
-
-class DaskRows:
+class DaskRows(_ClusterRows):
     """The rows of a Dask data frame. `columns`, `memory_limit`: as of `read`.
 
     Raises UsageError for columns that are missing or hold no numbers.
@@ -138,24 +152,15 @@ class DaskRows:
     def __init__(self, frame: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
         from ronde.dask.frame_rows import column_names, numeric_columns
 
-        if unnamed := [name for name in column_names(frame) if not isinstance(name, str)]:
+        names = column_names(frame)
+        if unnamed := [name for name in names if not isinstance(name, str)]:
             raise UsageError(
                 f"the data frame has columns whose names are no strings, such as {unnamed[0]!r}: rename them"
             )
-        self._selection = ColumnSelection(
-            columns, numeric_columns(frame), column_names(frame), "the data frame"
-        )
-        self._frame, self._limit = frame[list(self._selection.names)], memory_limit
-
-    def __repr__(self) -> str:
-        return f"<DaskRows: {', '.join(self._selection.names)}>"
-
-    def columns_of(self, part: str) -> tuple[str, ...]:
-        """Return the columns of a part, as `ColumnSelection` does."""
-        return self._selection.columns_of(part)
+        selection = ColumnSelection(columns, numeric_columns(frame), names, "the data frame")
+        super().__init__(selection, frame[list(selection.names)], memory_limit)
 
     def place(self, cluster: Cluster) -> None:
-        """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not a Dask cluster."""
         from ronde.dask.cluster import DaskCluster
 
         if not isinstance(cluster, DaskCluster):
@@ -164,12 +169,8 @@ class DaskRows:
             )
         cluster.take_rows(self._frame)
 
-    def opener(self) -> Callable[[TaskGroup], RowSource]:
-        """Return a function that each task calls for the rows that lie there. Can be pickled."""
-        return partial(_open_rows, self._selection, self._limit, "the data frame")
 
-
-class FlinkRows:
+class FlinkRows(_ClusterRows):
     """The rows of a Flink table. `columns`, `memory_limit`: as of `read`.
 
     Raises UsageError for columns that are missing or hold no numbers.
@@ -178,31 +179,19 @@ class FlinkRows:
     def __init__(self, table: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
         from ronde.flink.table_rows import check_columns, check_streams, column_names, numeric_columns
 
-        self._selection = ColumnSelection(columns, numeric_columns(table), column_names(table), "the table")
-        check_columns(table, self._selection.names)
+        selection = ColumnSelection(columns, numeric_columns(table), column_names(table), "the table")
+        check_columns(table, selection.names)
         check_streams(table)
-        self._table, self._limit = table, memory_limit
-
-    def __repr__(self) -> str:
-        return f"<FlinkRows: {', '.join(self._selection.names)}>"
-
-    def columns_of(self, part: str) -> tuple[str, ...]:
-        """Return the columns of a part, as `ColumnSelection` does."""
-        return self._selection.columns_of(part)
+        super().__init__(selection, table, memory_limit, "the table")
 
     def place(self, cluster: Cluster) -> None:
-        """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not a Flink cluster."""
         from ronde.flink.cluster import FlinkCluster
 
         if not isinstance(cluster, FlinkCluster):
             raise UsageError(
                 f"the rows of a Flink table are not on this cluster, {type(cluster).__name__}: use on='flink:N'"
             )
-        cluster.take_rows(self._table, self._selection.names)
-
-    def opener(self) -> Callable[[TaskGroup], RowSource]:
-        """Return a function that each task calls for the rows that lie there. Can be pickled."""
-        return partial(_open_rows, self._selection, self._limit, "the table")
+        cluster.take_rows(self._frame, self._selection.names)
 
 
 def _open_rows(

@@ -192,7 +192,7 @@ def _compare_calls(activities: Sequence[str], calls: Sequence[str], place: str) 
 class RankGroup:
     """The ranks of a job as tasks.
 
-    Arrays travel by the communicator, which compares the calls of all ranks, and objects by the engine. So before they
+    The communicator exchanges arrays, and compares the calls of all ranks; the engine exchanges objects. So before they
     exchange objects, the ranks meet in a call of the communicator. Otherwise one could wait in the engine for another
     that waits in the communicator.
     """

@@ -5,7 +5,7 @@ Files in one folder come in the order of their names, so that row numbers do not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -105,10 +105,8 @@ def find_files(url: str, options: dict[str, Any] | None = None) -> list[str]:
     return found
 
 
-def describe_files(
-    url: str, options: dict[str, Any] | None = None, check: Callable[[ParquetFileFacts], object] | None = None
-) -> list[ParquetFileFacts]:
-    """Return what the metadata of the Parquet files say. `check` gets those of each file, and may raise an error.
+def describe_files(url: str, options: dict[str, Any] | None = None) -> list[ParquetFileFacts]:
+    """Return what the metadata of the Parquet files say, in the order of `find_files`.
 
     Raises UsageError if there is no such file, or it is no Parquet file.
     """
@@ -124,10 +122,7 @@ def describe_files(
             raise UsageError(f"{name} cannot be read as a Parquet file: {problem}") from None
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
         groups = [RowGroup(name, number, count) for number, count in enumerate(rows) if count]
-        facts = ParquetFileFacts(name, groups, dict(zip(schema.names, schema.types)), _partition(name))
-        if check is not None:
-            check(facts)
-        return facts
+        return ParquetFileFacts(name, groups, dict(zip(schema.names, schema.types)), _partition(name))
 
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(describe, names))
@@ -214,9 +209,8 @@ def find_row_groups(
 
     Raises UsageError if there is no Parquet file, or a file lacks one of the columns.
     """
-
-    def check(file: ParquetFileFacts) -> None:
+    files = describe_files(url, options)
+    for file in files:
         if missing := [name for name in columns if name not in file.types]:
             raise UsageError(f"{file.path} lacks the columns {missing}: it has {sorted(file.types)}")
-
-    return [group for file in describe_files(url, options, check) for group in file.groups]
+    return [group for file in files for group in file.groups]

@@ -47,7 +47,7 @@ def batches(
 ) -> Iterator[Columns]:
     """Yield all rows of the spans in batches of `batch_rows`, the last one perhaps with fewer.
 
-    `order` shuffles the rows within a buffer, which holds at least `buffer_rows` of them; None: they keep their order.
+    `order` shuffles the rows within a buffer of at least `buffer_rows` rows; None: they keep their order.
     """
     waiting: list[Columns] = []
     rows = 0
