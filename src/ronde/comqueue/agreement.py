@@ -1,6 +1,6 @@
-"""Whether all tasks have what they must have in common: the structure of what they combine, and the state.
+"""Checks of what all tasks must have in common: the structure of trees that they combine, and the state.
 
-Before tasks combine trees, they compare checksums of their structures. The state each task changes in its copy. A step
+Before tasks combine trees, they compare checksums of their structures. Each task changes the state in its copy. A step
 that forgets to combine what depends on its rows gives each task another state, and a result that depends on the number
 of tasks. So the tasks compare checksums of their states after the last step, and before that ever less often: the first
 steps show most mistakes, and a check should cost nothing beside the steps.

@@ -158,9 +158,8 @@ class IterationStep:
         """
         self._group.activity.operation = "sum_blocks"
         self._use.combines = True
-        summands = (
-            function(block) for block in self.blocks
-        )  # `map` would end at a StopIteration of the function
+        # Not `map`, which would end at a StopIteration of the function.
+        summands = (function(block) for block in self.blocks)
         return sum_over_blocks(summands, self._rows.division, self._group, self._buffers, name_of(function))
 
     def sum(self, tree: Any) -> Any:
@@ -330,7 +329,7 @@ class _StepItem(CommunicateFunction):
         context.put_obj(ALONE, self._use.reads_rows and not self._use.combines)
         if is_checked_after(context.step_no):
             place = group.activity.place
-            group.activity.end()
+            group.activity.end_function()
             require_same_state(group, _state_of(context), place)
 
 
@@ -350,7 +349,7 @@ class _LastItem(_StepItem):
         return result, is_alone, output
 
     def _end_step(self, context: ComContext, group: TaskGroup) -> None:
-        """Compare no states: each task may leave in its copy what it likes."""
+        """Compare no states: at the end each task may change its copy."""
 
 
 @other_names(cluster="on")
@@ -418,9 +417,8 @@ def iterate(
     )
     is_alone = len(results) > 1 and results[0][1]
     if is_alone and checksum_of_state(vars(result.state)) != checksum_of_state(state):
-        warnings.warn(
-            NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=3
-        )  # of the caller, above `other_names`
+        # At the line of the caller, above `other_names`.
+        warnings.warn(NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=3)
     return result
 
 

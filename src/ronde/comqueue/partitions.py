@@ -89,8 +89,8 @@ class Partitions:
 class CommonData:
     """What all tasks get: broadcast objects, sources of rows, and how rows are divided; all by name.
 
-    `openers`: of rows that lie at the tasks; `divisions`: of data that are divided here. A task asks the others for
-    those of `Partitions` and of rows at the tasks. `rows_per_block`: how many rows a block has at least.
+    `openers`: of rows that the tasks have; `divisions`: of data that are divided here. A task asks the others for those
+    of `Partitions` and of such rows. `rows_per_block`: how many rows a block has at least.
     """
 
     broadcast: Mapping[str, Any]
@@ -129,10 +129,8 @@ def divide_data(
         if is_located(data):
             openers[name] = data.opener()
             continue
-        if hasattr(data, "tocsr") and data.format not in (
-            "csr",
-            "csc",
-        ):  # SciPy selects no rows in other formats
+        # SciPy selects no rows in other formats.
+        if hasattr(data, "tocsr") and data.format not in ("csr", "csc"):
             data = data.tocsr()
         divisions[name] = division = divide_rows(_count_of(data, name), num_tasks, rows_per_block)
         if is_source(data):

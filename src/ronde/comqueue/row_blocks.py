@@ -98,7 +98,7 @@ def _first_row(block: int, num_rows: int, num_blocks: int) -> int:
 
 
 def divide_partitions(rows: Sequence[int], least_rows: int = 1) -> RowDivision:
-    """Return the division of rows that lie at tasks already. `rows`: their numbers, by task; `least_rows`: of a block.
+    """Return the division of rows that the tasks have. `rows`: their numbers, by task; `least_rows`: of a block.
 
     Each task divides its own rows, so that the blocks depend on the tasks.
     """

@@ -71,11 +71,11 @@ class Activity:
         """The function and the step."""
         return f"{self._function or 'the end'} in step {self._step_no}" if self._step_no else "the start"
 
-    def begin(self, function: str, step_no: int) -> None:
+    def begin_function(self, function: str, step_no: int) -> None:
         """Note that the task calls a function of the queue."""
         self._function, self._step_no, self.operation = function, step_no, ""
 
-    def end(self) -> None:
+    def end_function(self) -> None:
         """Note that the last function of the queue has returned."""
         self._function = self.operation = ""
 

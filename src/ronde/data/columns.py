@@ -55,7 +55,7 @@ class ColumnSelection:
     """The columns that are read from a table, and the arrays that they become.
 
     Args:
-        option: What the user wants.
+        option: The argument `columns` of `read`.
         numeric: The columns of numbers, in their order, which `None` stands for.
         known: All columns.
         table: What the table is called in errors.

@@ -31,7 +31,7 @@ BLOCKS_AHEAD = 4
 LARGE_GROUP_BYTES = 64 << 20
 COLUMN_PIECE_BYTES = 1 << 18
 MIB = 1 << 20
-SHARE_OF_MEMORY = 0.5  # what the algorithm and its arrays need is unknown
+SHARE_OF_MEMORY = 0.5  # for rows; the rest is for the algorithm and its arrays
 
 _Constants = Mapping[str, Mapping[str, float]]  # by column and file
 
