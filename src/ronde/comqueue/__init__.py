@@ -15,9 +15,8 @@ explains both.
 
 from __future__ import annotations
 
-from ronde.comqueue.block_functions import SumBlocks
-from ronde.comqueue.blocks import RowBlocks
-from ronde.comqueue.communication import (
+from ronde.comqueue.block_sums import SumBlocks
+from ronde.comqueue.functions import (
     MAX,
     MIN,
     SUM,
@@ -25,18 +24,20 @@ from ronde.comqueue.communication import (
     AllReduce,
     Barrier,
     Broadcast,
+    ComContext,
     CommunicateFunction,
+    CompareCriterionFunction,
+    CompleteResultFunction,
+    ComputeFunction,
     Gather,
     ReduceScatter,
 )
-from ronde.comqueue.context import ComContext
-from ronde.comqueue.functions import CompareCriterionFunction, CompleteResultFunction, ComputeFunction
 from ronde.comqueue.iteration import IterationResult, IterationStep, iterate
-from ronde.comqueue.partitions import Partitions
+from ronde.comqueue.partitions import LocatedRows, Partitions, RowBlocks
 from ronde.comqueue.queue import ComQueue, IterativeComQueue
 from ronde.comqueue.read import read
-from ronde.comqueue.rows import LocatedRows, RowSource, StreamedSource
 from ronde.comqueue.task_group import TaskGroup
+from ronde.data.rows import RowSource, StreamedSource
 
 __all__ = [
     "MAX",

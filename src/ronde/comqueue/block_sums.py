@@ -1,4 +1,4 @@
-"""Sums over the row blocks of all tasks, in the fixed order of `comqueue/sum_tree`.
+"""Sums over the row blocks of all tasks, in the fixed order of `comqueue/row_blocks`.
 
 A summand is a tree of arrays. Each task adds up the summands of its blocks to a few partial sums, the nodes of the sum
 tree that lie in its blocks. All tasks know which nodes each of them has.
@@ -7,7 +7,7 @@ tree that lie in its blocks. All tasks know which nodes each of them has.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,22 +15,58 @@ from numpy.typing import NDArray
 
 from ronde.comm.splits import even_split
 from ronde.comqueue.agreement import require_same_structure
-from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
-from ronde.comqueue.buffers import Buffers
-from ronde.comqueue.packing import layout_of
-from ronde.comqueue.row_blocks import RowDivision
-from ronde.comqueue.sum_tree import GROUP, SumTree, nodes_of
+from ronde.comqueue.array_tree import describe_tree, flatten, layout_of, map_leaves
+from ronde.comqueue.functions import ComContext, CommunicateFunction, name_of
+from ronde.comqueue.partitions import TaskRows
+from ronde.comqueue.row_blocks import GROUP, RowDivision, SumTree, nodes_of
 from ronde.comqueue.task_group import TaskGroup
+from ronde.data.buffers import Buffers
 from ronde.errors import UsageError
 from ronde.types import Sum
 
-__all__ = ["sum_over_blocks"]
+__all__ = ["SumBlocks", "sum_over_blocks"]
+
 
 Array = NDArray[Any]
 
 MOST_COLLECTED = 1 << 17  # bytes of the summands of a task, to be added up together
 FEW = 1024  # elements, for which a single call of NumPy takes less time than one for each summand
 MOST_GATHERED = 1 << 18  # bytes of the partial sums of all tasks, to be added up by every task
+
+
+class SumBlocks(CommunicateFunction):
+    """Sum a function over the row blocks of all tasks; the sum has the same bits for any number of tasks.
+
+        def partial_sums(context, points): ...             # some of the rows, not all of the task
+
+        queue.add(SumBlocks("sums", partial_sums, of="points"))
+
+    Args:
+        name: The object that gets the sum, on all tasks.
+        function: Gets the context and a block; returns an array, a number, or a tree of these. All its results have one
+            structure, dtype and shape.
+        of: The name of the partitioned data; or several names, of data with the same number of rows: a block then has
+            them as attributes.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[[ComContext, Any], Any], of: str | Sequence[str]
+    ) -> None:
+        self.name = name
+        self._function = function
+        self._names = of if isinstance(of, str) else {each: each for each in of}
+        self._rows: TaskRows | None = None
+        self._buffers = Buffers()
+
+    def __repr__(self) -> str:
+        return f"SumBlocks({self.name!r}, {name_of(self._function)})"
+
+    def communicate(self, context: ComContext, group: TaskGroup) -> None:
+        if self._rows is None:
+            self._rows = TaskRows(context, self._names)
+        summands = (self._function(context, block) for block in self._rows.blocks)
+        total = sum_over_blocks(summands, self._rows.division, group, self._buffers, name_of(self._function))
+        context.put_obj(self.name, total)
 
 
 def sum_over_blocks(

@@ -42,7 +42,7 @@ __all__ = [
     "latest_step",
 ]
 
-THEIR_PROGRAM = "and a checkpoint there can contain a program, which would run as this user"
+MAY_BE_PROGRAM = "and a checkpoint there can contain a program, which would run as this user"
 _NUMBER_BYTES = 8
 _STORE_NS = 60 * 10**9  # for an answer of the driver
 
@@ -138,12 +138,12 @@ def _require_own(status: os.stat_result, path: Path, place: Path) -> None:
     foreign = describe_foreign_owner(status, str(path))
     if foreign and status.st_uid != owner_of_new_files(path if path.is_dir() else path.parent):
         raise UsageError(
-            f"{foreign}, {THEIR_PROGRAM}: chown -R {os.geteuid()} {place} if you trust the checkpoints there, else "
+            f"{foreign}, {MAY_BE_PROGRAM}: chown -R {os.geteuid()} {place} if you trust the checkpoints there, else "
             "give another checkpoint_folder"
         )
     if writers := describe_other_writers(status, str(path)):
         raise UsageError(
-            f"{writers}, {THEIR_PROGRAM}: chmod -R go-w {place}, and remove the checkpoints there if you do not trust "
+            f"{writers}, {MAY_BE_PROGRAM}: chmod -R go-w {place}, and remove the checkpoints there if you do not trust "
             "them; if the mode stays, give a checkpoint_folder on a file system with Unix modes"
         )
 

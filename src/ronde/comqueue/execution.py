@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import mmap
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +26,10 @@ from ronde.comqueue.checkpointing import (
     MemoryPlace,
     latest_step,
 )
-from ronde.comqueue.partitions import CommonData, divide_data, load_data
-from ronde.comqueue.plan import Plan, StepError, run_plan, with_copied_functions
-from ronde.comqueue.rows import LocatedRows, RowSource
-from ronde.comqueue.shared_values import SharedValues
+from ronde.comqueue.partitions import CommonData, LocatedRows, divide_data, load_data
+from ronde.comqueue.steps import Plan, StepError, run_plan, with_copied_functions
 from ronde.comqueue.task_group import RankGroup, TaskGroup, ThreadGroup, thread_groups
+from ronde.data.rows import RowSource
 from ronde.engine.process import init
 from ronde.environment import environment
 from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
@@ -41,7 +42,8 @@ from ronde.process.exception_text import exception_text
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster
 
-__all__ = ["run_on"]
+__all__ = ["SharedValues", "run_on"]
+
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ ORDERED = {"RONDE_ALLREDUCE_ALGORITHM": "direct"}
 THREADS_OF_A_PROCESS = "OMP_NUM_THREADS"
 # What every task imports. One process does so, the tasks are forked from it, and it waits for the next iteration.
 IMPORTS = (__name__, "multiprocessing.spawn", "cloudpickle")
+
+ALIGNMENT = 64  # bytes: of arrays in shared memory
 
 NO_CHECKPOINTS = (
     "A task was lost, and the run has saved no checkpoints: run it again from the first step. To continue after a "
@@ -158,6 +162,57 @@ class _Values:
 
     def load(self, number: int, *, is_read_only: bool = False) -> Any:
         return self.values[number]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a value lies in the memory: its pickle, and the buffers that this refers to; offsets and lengths."""
+
+    pickled: tuple[int, int]
+    buffers: tuple[tuple[int, int], ...]
+
+
+class SharedValues:
+    """Values in memory that processes of this machine share, until the stack of the process that made them closes.
+
+    Each process loads the values that it needs. Large arrays in them are not copied before they are written to, and
+    only the process that writes to them sees the change.
+    """
+
+    def __init__(self, values: Sequence[Any], stack: ExitStack) -> None:
+        fd = os.memfd_create("ronde-data", os.MFD_CLOEXEC)
+        stack.callback(os.close, fd)
+        with open(fd, "wb", closefd=False) as file:
+            self._stored = [_store(value, file) for value in values]
+        self._path = f"/proc/{os.getpid()}/fd/{fd}"
+
+    def load(self, number: int, *, is_read_only: bool = False) -> Any:
+        """Return a value, by its number in the sequence. `is_read_only`: whether its large arrays are."""
+        stored = self._stored[number]
+        access = mmap.ACCESS_READ if is_read_only else mmap.ACCESS_COPY
+        with open(self._path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            memory = memoryview(mmap.mmap(file.fileno(), size, access=access))
+
+        def at(place: tuple[int, int]) -> memoryview:
+            return memory[place[0] : place[0] + place[1]]
+
+        return pickle.loads(at(stored.pickled), buffers=[at(place) for place in stored.buffers])
+
+
+def _store(value: Any, file: Any) -> _Stored:
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        packed = pickler().dumps(value, protocol=5, buffer_callback=buffers.append)
+    except Exception as error:
+        raise UsageError(f"data cannot be sent to tasks: {type(error).__name__}: {error}") from None
+    return _Stored(_append(packed, file), tuple(_append(buffer.raw(), file) for buffer in buffers))
+
+
+def _append(data: Any, file: Any) -> tuple[int, int]:
+    file.seek(-(-file.tell() // ALIGNMENT) * ALIGNMENT)
+    begin = file.tell()
+    return begin, file.write(data)
 
 
 @dataclass(frozen=True)

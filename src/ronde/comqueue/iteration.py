@@ -9,22 +9,34 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ronde.comqueue.agreement import require_same_structure
+import numpy as np
+
+from ronde.comqueue.agreement import (
+    checksum_of_state,
+    is_checked_after,
+    require_same_state,
+    require_same_structure,
+)
 from ronde.comqueue.array_tree import describe_tree, flatten, map_leaves
 from ronde.comqueue.block_sums import sum_over_blocks
-from ronde.comqueue.blocks import RowBlocks, TaskRows
-from ronde.comqueue.buffers import Buffers
-from ronde.comqueue.communication import MAX, MIN, SUM, AllGather, Broadcast, CommunicateFunction, check_op
-from ronde.comqueue.context import ComContext
-from ronde.comqueue.functions import name_of
-from ronde.comqueue.partitions import check_same_rows
+from ronde.comqueue.functions import (
+    MAX,
+    MIN,
+    SUM,
+    ComContext,
+    CommunicateFunction,
+    check_op,
+    check_root,
+    name_of,
+)
+from ronde.comqueue.partitions import RowBlocks, TaskRows, check_same_rows
 from ronde.comqueue.queue import IterativeComQueue
-from ronde.comqueue.reductions import reduce_leaves
-from ronde.comqueue.state_agreement import checksum_of_state, is_checked_after, require_same_state
-from ronde.comqueue.state_types import StateTypes
-from ronde.comqueue.task_group import TaskGroup, ThreadGroup
+from ronde.comqueue.task_group import TaskGroup, ThreadGroup, reduce_leaves
+from ronde.data.buffers import Buffers
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
+from ronde.launch.calls import pickler
+from ronde.launch.unsendable import describe_unsendable_part
 from ronde.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -32,12 +44,15 @@ if TYPE_CHECKING:
 
 __all__ = ["IterationResult", "IterationStep", "iterate"]
 
+
 DATA, STATE, STOP, ALONE = "data", "state", "stop", "alone"
 
 NOTHING_COMBINED = (
     "{} reads this task's rows, changes the state and combines nothing: it calls no operation in which all tasks take "
     "part. If what it sets depends on the values or the number of these rows, combine it, for example by c.sum"
 )
+
+_ALWAYS_SENDABLE = (int, float, complex, str, bytes, np.generic, type(None))
 
 Mapped = TypeVar("Mapped")
 
@@ -143,9 +158,8 @@ class IterationStep:
         """
         self._group.activity.operation = "sum_blocks"
         self._use.combines = True
-        summands = (
-            function(block) for block in self.blocks
-        )  # `map` would end at a StopIteration of the function
+        # Not `map`, which would end at a StopIteration of the function.
+        summands = (function(block) for block in self.blocks)
         return sum_over_blocks(summands, self._rows.division, self._group, self._buffers, name_of(function))
 
     def sum(self, tree: Any) -> Any:
@@ -209,8 +223,8 @@ class IterationStep:
         Raises:
             PeerLostError: As of `sum`.
         """
-        gathered: list[Any] = self._communicate("gather", AllGather, obj)
-        return gathered
+        self._begin_operation("gather")
+        return self._group.allgather_object(obj)
 
     def broadcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of one task.
@@ -222,7 +236,9 @@ class IterationStep:
         Raises:
             PeerLostError: As of `sum`.
         """
-        return self._communicate(f"broadcast from task {root}", lambda name: Broadcast(name, root), obj)
+        self._begin_operation(f"broadcast from task {root}")
+        check_root(root, self._group)
+        return self._group.broadcast_object(obj if self.task_id == root else None, root)
 
     def stop_if(self, condition: Any) -> None:
         """End the iteration after this step if the condition is true on task 0. The value on other tasks has no effect.
@@ -250,18 +266,43 @@ class IterationStep:
         self._operations += 1
         return f"operation {self._operations}"
 
-    def _communicate(self, operation: str, make: Callable[[str], CommunicateFunction], obj: Any) -> Any:
-        name = self._begin_operation(operation)
-        self._context.put_obj(name, obj)
-        make(name).communicate(self._context, self._group)
-        return self._context.remove_obj(name)
+
+class _StateTypes:
+    """Which type each attribute has, and since which step."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, tuple[type, int]] = {}
+
+    def note(self, state: Mapping[str, Any], step_no: int) -> None:
+        """Note the types after a step; 0: before the first one."""
+        for name, value in state.items():
+            kind = type(value)
+            if name not in self._types or self._types[name][0] is not kind:
+                self._types[name] = kind, step_no
+
+    def require_sendable(self, state: Mapping[str, Any]) -> None:
+        """Raise UsageError for an attribute that cannot be pickled. Buffers of arrays are not copied."""
+        pickles = pickler()
+        for name, value in state.items():
+            if isinstance(value, _ALWAYS_SENDABLE):
+                continue
+            try:
+                pickles.dumps(value, protocol=5, buffer_callback=lambda buffer: None)
+            except Exception as error:
+                _, step_no = self._types.get(name, (None, 0))
+                since = f"step {step_no} gave it its type; " if step_no else ""
+                part = describe_unsendable_part(f"attribute {name!r}", value, pickles.dumps)
+                raise UsageError(
+                    f"attribute {name!r} of the state cannot be sent to the caller: {type(error).__name__}: {error}"
+                    f"{part}; {since}keep it in a variable of the step's module, or delete it in `finish`"
+                ) from None
 
 
 class _StepItem(CommunicateFunction):
     """A user's step function as an item of the queue. `names`: those of the data, if the user passed several."""
 
     def __init__(
-        self, function: Callable[[IterationStep], Any], names: Sequence[str] | None, types: StateTypes
+        self, function: Callable[[IterationStep], Any], names: Sequence[str] | None, types: _StateTypes
     ) -> None:
         self._function, self._names, self._types = function, names, types
         self._rows: TaskRows | None = None
@@ -288,7 +329,7 @@ class _StepItem(CommunicateFunction):
         context.put_obj(ALONE, self._use.reads_rows and not self._use.combines)
         if is_checked_after(context.step_no):
             place = group.activity.place
-            group.activity.end()
+            group.activity.end_function()
             require_same_state(group, _state_of(context), place)
 
 
@@ -308,7 +349,7 @@ class _LastItem(_StepItem):
         return result, is_alone, output
 
     def _end_step(self, context: ComContext, group: TaskGroup) -> None:
-        """Compare no states: each task may leave in its copy what it likes."""
+        """Compare no states: at the end each task may change its copy."""
 
 
 @other_names(cluster="on")
@@ -359,7 +400,7 @@ def iterate(
     """
     _check_arguments(step, data, state)
     names = tuple(data) if isinstance(data, Mapping) else None
-    types = StateTypes()
+    types = _StateTypes()
     queue = IterativeComQueue().set_max_iter(max_iter).add(_StepItem(step, names, types))
     queue.set_rows_per_block(rows_per_block)
     queue.init_with_broadcast_data(STATE, SimpleNamespace(**state))
@@ -376,9 +417,8 @@ def iterate(
     )
     is_alone = len(results) > 1 and results[0][1]
     if is_alone and checksum_of_state(vars(result.state)) != checksum_of_state(state):
-        warnings.warn(
-            NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=3
-        )  # of the caller, above `other_names`
+        # At the line of the caller, above `other_names`.
+        warnings.warn(NOTHING_COMBINED.format(name_of(step)), RuntimeWarning, stacklevel=3)
     return result
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from ronde.comqueue.checkpointing import CheckpointRule
-from ronde.comqueue.communication import CommunicateFunction
-from ronde.comqueue.context import ComContext
 from ronde.comqueue.execution import run_on
 from ronde.comqueue.functions import (
+    ComContext,
+    CommunicateFunction,
     CompareCriterionFunction,
     CompleteResultFunction,
     ComputeFunction,
     callable_of,
     name_of,
 )
-from ronde.comqueue.plan import Item, Plan
+from ronde.comqueue.steps import Item, Plan
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
 
@@ -44,11 +43,7 @@ class ComQueue:
     """
 
     def __init__(self) -> None:
-        self._items: list[Item] = []
-        self._partitioned: dict[str, Any] = {}
-        self._broadcast: dict[str, Any] = {}
-        self._complete: Item | None = None
-        self._rows_per_block = 1
+        self._plan = Plan()
 
     def init_with_partitioned_data(self, name: str, data: Any) -> Self:
         """Give each task some rows of the data, as an object that exists before the first step.
@@ -62,7 +57,7 @@ class ComQueue:
             UsageError: There is already data of that name.
         """
         self._check_new(name)
-        self._partitioned[name] = data
+        self._plan.partitioned[name] = data
         return self
 
     def init_with_broadcast_data(self, name: str, data: Any) -> Self:
@@ -76,7 +71,7 @@ class ComQueue:
             UsageError: There is already data of that name.
         """
         self._check_new(name)
-        self._broadcast[name] = data
+        self._plan.broadcast[name] = data
         return self
 
     def set_rows_per_block(self, rows: int) -> Self:
@@ -88,9 +83,7 @@ class ComQueue:
         Raises:
             UsageError: It is not.
         """
-        if not isinstance(rows, Integral) or rows < 1:
-            raise UsageError(f"rows_per_block={rows!r} is invalid: expected a whole number above 0")
-        self._rows_per_block = int(rows)
+        self._plan.rows_per_block = _whole_number("rows_per_block", rows)
         return self
 
     def add(self, function: Callable[[ComContext], Any] | ComputeFunction | CommunicateFunction) -> Self:
@@ -103,7 +96,7 @@ class ComQueue:
         Raises:
             UsageError: It is none of these.
         """
-        self._items.append(_item_of(function, "what add() gets"))
+        self._plan.items.append(_item_of(function, "what add() gets"))
         return self
 
     def close_with(
@@ -118,7 +111,7 @@ class ComQueue:
         Raises:
             UsageError: It is none of these.
         """
-        self._complete = _item_of(function, "what close_with() gets")
+        self._plan.complete = _item_of(function, "what close_with() gets")
         return self
 
     @other_names(cluster="on")
@@ -138,19 +131,14 @@ class ComQueue:
                 tasks have ended.
             UsageError: `on`, or what the queue consists of, is invalid.
         """
-        return run_on(self._plan(), on)
-
-    def _plan(self) -> Plan:
-        return Plan(
-            self._items,
-            complete=self._complete,
-            partitioned=self._partitioned,
-            broadcast=self._broadcast,
-            rows_per_block=self._rows_per_block,
-        )
+        if self._plan.max_iter is None and self._plan.criterion is None:
+            raise UsageError(
+                "the iteration would never end: call set_max_iter() or set_compare_criterion_of_node0() first"
+            )
+        return run_on(self._plan, on)
 
     def _check_new(self, name: str) -> None:
-        if name in self._partitioned or name in self._broadcast:
+        if name in self._plan.partitioned or name in self._plan.broadcast:
             raise UsageError(f"there is already data named {name!r}")
 
 
@@ -158,6 +146,13 @@ def _item_of(function: object, role: str) -> Item:
     if isinstance(function, CommunicateFunction):
         return Item(repr(function), function)
     return Item(name_of(function), callable_of(function, role))
+
+
+def _whole_number(name: str, value: object) -> int:
+    """Return an argument as an int. Raises UsageError unless it is a whole number above 0; NumPy's count, too."""
+    if not isinstance(value, Integral) or value < 1:
+        raise UsageError(f"{name}={value!r} is invalid: expected a whole number above 0")
+    return int(value)
 
 
 class IterativeComQueue(ComQueue):
@@ -174,9 +169,7 @@ class IterativeComQueue(ComQueue):
 
     def __init__(self) -> None:
         super().__init__()
-        self._max_iter: int | None = None
-        self._checkpoint: CheckpointRule | None = None
-        self._criterion: Item | None = None
+        self._plan.max_iter = None
 
     def set_max_iter(self, max_iter: int) -> Self:
         """Set the largest number of steps.
@@ -187,9 +180,7 @@ class IterativeComQueue(ComQueue):
         Raises:
             UsageError: It is not.
         """
-        if not isinstance(max_iter, Integral) or max_iter < 1:
-            raise UsageError(f"max_iter={max_iter!r} is invalid: expected a whole number above 0")
-        self._max_iter = int(max_iter)  # NumPy's integers count, too
+        self._plan.max_iter = _whole_number("max_iter", max_iter)
         return self
 
     def set_compare_criterion_of_node0(
@@ -203,7 +194,7 @@ class IterativeComQueue(ComQueue):
         Raises:
             UsageError: It is neither.
         """
-        self._criterion = Item(name_of(function), callable_of(function, "the criterion"))
+        self._plan.criterion = Item(name_of(function), callable_of(function, "the criterion"))
         return self
 
     def set_checkpoint(self, every: int, folder: str | None = None, max_restarts: int = 3) -> Self:
@@ -225,14 +216,5 @@ class IterativeComQueue(ComQueue):
         Raises:
             UsageError: A number is out of range.
         """
-        self._checkpoint = CheckpointRule(every, folder, max_restarts)
+        self._plan.checkpoint = CheckpointRule(every, folder, max_restarts)
         return self
-
-    def _plan(self) -> Plan:
-        if self._max_iter is None and self._criterion is None:
-            raise UsageError(
-                "the iteration would never end: call set_max_iter() or set_compare_criterion_of_node0() first"
-            )
-        return replace(
-            super()._plan(), criterion=self._criterion, max_iter=self._max_iter, checkpoint=self._checkpoint
-        )

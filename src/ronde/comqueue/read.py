@@ -1,57 +1,27 @@
-"""`read`: describes rows in files, tables and arrays, which tasks divide among themselves."""
+"""`read`: describes rows in files, tables, arrays and data frames of clusters, which tasks divide among themselves."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ronde.comm.arrays import check_not_masked
-from ronde.comqueue.buffers import Buffers
-from ronde.comqueue.cluster_rows import DaskRows, FlinkRows, SparkRows
-from ronde.comqueue.columns import ColumnSelection, ColumnsOption
-from ronde.comqueue.parquet_rows import parquet_rows
-from ronde.comqueue.rows import LocatedRows, RowSource
+from ronde.comqueue.partitions import LocatedRows
+from ronde.comqueue.task_group import TaskGroup
+from ronde.data.columns import Columns, ColumnSelection, ColumnsOption, to_array
+from ronde.data.needs import need
+from ronde.data.rows import RowSource, is_dask_frame, is_flink_table
+from ronde.data.sources import ColumnRows, array_rows, parquet_rows, table_rows
+from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.parquet.needs import need
-from ronde.parquet.reader import holds_numbers, to_array
+from ronde.launch.driver.rows_file import ROWS
 
-__all__ = ["ArrayRows", "is_dask_frame", "is_flink_table", "read"]
+if TYPE_CHECKING:
+    from ronde.launch.clusters.base import Cluster
 
-
-class ArrayRows:
-    """Arrays in memory as a source of rows.
-
-    Args:
-        arrays: An array, a CSR matrix, or `NamedArrays`.
-        num_rows: The number of rows.
-        selection: The columns of the table that the arrays come from (None: they come from no table).
-        made_up: The columns whose names in the table are not strings, but for example numbers.
-    """
-
-    def __init__(
-        self,
-        arrays: Any,
-        num_rows: int,
-        selection: ColumnSelection | None = None,
-        made_up: Collection[str] = (),
-    ) -> None:
-        self.num_rows = num_rows
-        self._arrays, self._selection, self._made_up = arrays, selection, frozenset(made_up)
-
-    def __repr__(self) -> str:
-        return f"<ArrayRows: {self.num_rows} rows>"
-
-    def columns_of(self, part: str) -> tuple[str, ...]:
-        """Return the columns of a part, as `ColumnSelection` does; () unless the names of all of them are strings."""
-        columns = self._selection.columns_of(part) if self._selection else ()
-        return () if self._made_up.intersection(columns) else columns
-
-    def load(self, begin: int, end: int) -> Any:
-        """Return rows, which share the memory of the arrays."""
-        return self._arrays[begin:end]
+__all__ = ["DaskRows", "FlinkRows", "SparkRows", "read"]
 
 
 def read(
@@ -93,8 +63,9 @@ def read(
     """
     if paths := _paths_in(source):
         return parquet_rows(paths, columns, options, memory_limit)
+    kind = type(source).__qualname__
     if options:
-        raise UsageError(f"options={options!r} are for files, and the source is of type {_type(source)}")
+        raise UsageError(f"options={options!r} are for files, and the source is of type {kind}")
     if hasattr(source, "mapInArrow"):
         return SparkRows(source, columns, memory_limit)
     if is_dask_frame(source):
@@ -103,24 +74,13 @@ def read(
         return FlinkRows(source, columns, memory_limit)
     if memory_limit is not None:
         raise UsageError(
-            f"memory_limit is for files, and for data frames and tables on a cluster, not for a {_type(source)} in "
-            "memory"
+            f"memory_limit is for files, and for data frames and tables on a cluster, not for a {kind} in memory"
         )
     if hasattr(source, "__arrow_c_stream__"):
-        return _table_rows(source, columns)
+        return table_rows(source, columns)
     if columns is not None:
-        raise UsageError(f"columns={columns!r} needs names, and a source of type {_type(source)} has none")
-    return _array_rows(source)
-
-
-def is_dask_frame(source: Any) -> bool:
-    """Return whether the source is a data frame of Dask."""
-    return all(hasattr(source, name) for name in ("map_partitions", "to_delayed", "dtypes", "columns"))
-
-
-def is_flink_table(source: Any) -> bool:
-    """Return whether the source is a table of PyFlink."""
-    return hasattr(source, "get_resolved_schema") and hasattr(source, "to_pandas")
+        raise UsageError(f"columns={columns!r} needs names, and a source of type {kind} has none")
+    return array_rows(source)
 
 
 def _paths_in(source: Any) -> list[str]:
@@ -131,43 +91,134 @@ def _paths_in(source: Any) -> list[str]:
     return []
 
 
-def _table_rows(source: Any, columns: ColumnsOption) -> ArrayRows:
-    pa = need("pyarrow")
-    try:
-        table = pa.table(source)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise UsageError(f"the source of type {_type(source)} is not a table: {error}") from None
-    if not table.num_rows:
-        raise UsageError(f"the table of type {_type(source)} has no rows: expected at least one")
-    index = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    fields = [field for field in table.schema if field.name not in index]  # without the index of pandas
-    numeric = [field.name for field in fields if holds_numbers(field.type)]
-    name = f"the table of type {_type(source)}"
-    selection = ColumnSelection(columns, numeric, [field.name for field in fields], name)
-    found = {each: to_array(each, table.column(each), name) for each in selection.names}
-    selection.learn(found)
-    arrays = selection.empty(table.num_rows, Buffers(), table.num_rows)
-    selection.fill(arrays, 0, found, slice(0, table.num_rows), name)
-    return ArrayRows(selection.result(arrays), table.num_rows, selection, _made_up_names(source, fields))
+class _ClusterRows(ABC):
+    """Rows that the tasks of a cluster have already.
+
+    `selection`: the columns that are read; `frame`: what the cluster takes; `memory_limit`: as of `read`; `name`: that
+    of the frame, for messages.
+    """
+
+    def __init__(
+        self, selection: ColumnSelection, frame: Any, memory_limit: int | None, name: str = "the data frame"
+    ) -> None:
+        self._selection, self._frame, self._limit, self._name = selection, frame, memory_limit, name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(self._selection.names)}>"
+
+    def columns_of(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part, as `ColumnSelection` does."""
+        return self._selection.columns_of(part)
+
+    @abstractmethod
+    def place(self, cluster: Cluster) -> None:
+        """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not that of the rows."""
+
+    def opener(self) -> Callable[[TaskGroup], RowSource]:
+        """Return a function that each task calls for the rows that it has. Can be pickled."""
+        return partial(_open_rows, self._selection, self._limit, self._name)
 
 
-def _made_up_names(source: Any, fields: Sequence[Any]) -> list[str]:
-    """Return the names of the Arrow fields of columns whose names are not strings. Only pandas has such columns."""
-    labels = source.columns if hasattr(source, "iloc") else [field.name for field in fields]
-    return [field.name for field, label in zip(fields, labels) if not isinstance(label, str)]
+class SparkRows(_ClusterRows):
+    """The rows of a Spark data frame. `columns`, `memory_limit`: as of `read`.
+
+    Raises UsageError for columns that are missing or hold no numbers.
+    """
+
+    def __init__(self, frame: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
+        from ronde.spark.columns import as_arrays, numeric_columns
+
+        selection = ColumnSelection(columns, numeric_columns(frame), frame.columns, "the data frame")
+        arrays = frame.select(*as_arrays(frame, selection.names, "float64").values())
+        super().__init__(selection, arrays, memory_limit)
+
+    def place(self, cluster: Cluster) -> None:
+        from ronde.spark.cluster import SparkCluster
+
+        if not isinstance(cluster, SparkCluster):
+            raise UsageError(
+                f"the rows of a Spark data frame are not on this cluster, {type(cluster).__name__}: use on='spark' "
+                "and a session that is not of Spark Connect, or read files"
+            )
+        cluster.take_rows(self._frame)
 
 
-def _array_rows(source: Any) -> ArrayRows:
-    check_not_masked(source, "the source")
-    rows = source.tocsr() if hasattr(source, "tocsr") else np.asarray(source)
-    if not rows.ndim or rows.dtype.kind not in "biufc":
-        raise UsageError(
-            f"the source of type {_type(source)} has no rows of numbers: expected a path, a table, or an array"
-        )
-    if not rows.shape[0]:
-        raise UsageError(f"the source of type {_type(source)} has no rows: expected at least one")
-    return ArrayRows(rows, rows.shape[0])
+class DaskRows(_ClusterRows):
+    """The rows of a Dask data frame. `columns`, `memory_limit`: as of `read`.
+
+    Raises UsageError for columns that are missing or hold no numbers.
+    """
+
+    def __init__(self, frame: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
+        from ronde.dask.frame_rows import column_names, numeric_columns
+
+        names = column_names(frame)
+        if unnamed := [name for name in names if not isinstance(name, str)]:
+            raise UsageError(
+                f"the data frame has columns whose names are no strings, such as {unnamed[0]!r}: rename them"
+            )
+        selection = ColumnSelection(columns, numeric_columns(frame), names, "the data frame")
+        super().__init__(selection, frame[list(selection.names)], memory_limit)
+
+    def place(self, cluster: Cluster) -> None:
+        from ronde.dask.cluster import DaskCluster
+
+        if not isinstance(cluster, DaskCluster):
+            raise UsageError(
+                f"the rows of a Dask data frame are not on this cluster, {type(cluster).__name__}: use on='dask'"
+            )
+        cluster.take_rows(self._frame)
 
 
-def _type(source: Any) -> str:
-    return type(source).__qualname__
+class FlinkRows(_ClusterRows):
+    """The rows of a Flink table. `columns`, `memory_limit`: as of `read`.
+
+    Raises UsageError for columns that are missing or hold no numbers.
+    """
+
+    def __init__(self, table: Any, columns: ColumnsOption, memory_limit: int | None) -> None:
+        from ronde.flink.table_rows import check_columns, check_streams, column_names, numeric_columns
+
+        selection = ColumnSelection(columns, numeric_columns(table), column_names(table), "the table")
+        check_columns(table, selection.names)
+        check_streams(table)
+        super().__init__(selection, table, memory_limit, "the table")
+
+    def place(self, cluster: Cluster) -> None:
+        from ronde.flink.cluster import FlinkCluster
+
+        if not isinstance(cluster, FlinkCluster):
+            raise UsageError(
+                f"the rows of a Flink table are not on this cluster, {type(cluster).__name__}: use on='flink:N'"
+            )
+        cluster.take_rows(self._frame, self._selection.names)
+
+
+def _open_rows(
+    selection: ColumnSelection, memory_limit: int | None, name: str, group: TaskGroup
+) -> RowSource:
+    pieces = _ArrowPieces(environment()[ROWS], f"{name} on task {group.task_id}")
+    own, _ = next(pieces.read(range(min(pieces.num_rows, 1)), 1, 0), (None, ""))
+    samples = [sample for sample in group.allgather_object(own) if sample is not None]
+    if not samples:
+        raise UsageError(f"{name} has no rows: expected at least one")
+    selection.learn(samples[0])
+    return ColumnRows(pieces, selection, name, memory_limit)
+
+
+class _ArrowPieces:
+    """The columns of a file with a stream of Arrow record batches, which are mapped into the memory."""
+
+    def __init__(self, path: str, name: str) -> None:
+        pa = need("pyarrow", extra="spark")
+        file = pa.memory_map(path)
+        self._table = pa.ipc.open_stream(file).read_all() if file.size() else None
+        self.num_rows = self._table.num_rows if self._table is not None else 0
+        self._name = name
+
+    def read(self, rows: range, piece_rows: int, row_bytes: int) -> Iterator[tuple[Columns, str]]:
+        if self._table is None:
+            return
+        for batch in self._table.slice(rows.start, len(rows)).to_batches(max_chunksize=piece_rows):
+            names = batch.schema.names
+            yield {name: to_array(name, batch.column(name), self._name) for name in names}, self._name

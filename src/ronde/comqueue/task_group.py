@@ -1,6 +1,7 @@
-"""How the tasks of a queue exchange data: as ranks of a job, or as threads of one process.
+"""How the tasks of a queue exchange and combine arrays: as ranks of a job, or as threads of one process.
 
-Sums are formed in the order of tasks, so both give the same bits.
+Arrays are combined in the order of tasks, so both give the same bits. Each task notes what it does, in the words of the
+user's program; tasks that make different calls raise an error that quotes two of them.
 """
 
 from __future__ import annotations
@@ -8,23 +9,86 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comm.communicator import Communicator
-from ronde.comqueue.activity import Activity, compare_activities, find_different
+from ronde.comm.splits import even_split
+from ronde.comqueue.array_tree import layout_of
+from ronde.data.buffers import Buffers
 from ronde.engine.objects import allgather_object, broadcast_object
 from ronde.errors import MismatchError, PeerError, PeerLostError, RemoteError, UsageError
 from ronde.types import Average, DType, Max, Min, Product, ReduceOp, Sum
 
-__all__ = ["RankGroup", "TaskGroup", "ThreadGroup", "combine_in_order", "thread_groups"]
+__all__ = [
+    "Activity",
+    "Combine",
+    "RankGroup",
+    "TaskGroup",
+    "ThreadGroup",
+    "combine_in_order",
+    "compare_activities",
+    "find_different",
+    "piece_owners",
+    "reduce_flat",
+    "reduce_leaves",
+    "thread_groups",
+]
+
+
+PIECE = 4096  # elements; of a reduction by a function, each piece has an owner
 
 Array = NDArray[Any]
+Combine = Callable[[Array, Array], Array]
 Given = TypeVar("Given")
 Read = TypeVar("Read")
+
+
+class Activity:
+    """The step of a task, the function of the queue that it runs, and the operation that this function called last.
+
+    Attributes:
+        operation: The operation, for example "sum"; "" if the function is one of communication.
+    """
+
+    def __init__(self) -> None:
+        self.operation = ""
+        self._function = ""
+        self._step_no = 0
+
+    def __str__(self) -> str:
+        if not self._step_no:
+            return "had not begun step 1"
+        if not self._function:
+            return f"had ended step {self._step_no}"
+        return f"called {self.operation} in {self.place}" if self.operation else f"was in {self.place}"
+
+    @property
+    def place(self) -> str:
+        """The function and the step."""
+        return f"{self._function or 'the end'} in step {self._step_no}" if self._step_no else "the start"
+
+    def begin_function(self, function: str, step_no: int) -> None:
+        """Note that the task calls a function of the queue."""
+        self._function, self._step_no, self.operation = function, step_no, ""
+
+    def end_function(self) -> None:
+        """Note that the last function of the queue has returned."""
+        self._function = self.operation = ""
+
+
+def compare_activities(texts: Sequence[str]) -> str:
+    """Return a text about two tasks with different activities; "" if all have the same. `texts`: by task."""
+    other = find_different(texts)
+    return "" if other is None else f"task 0 {texts[0]}, while task {other} {texts[other]}"
+
+
+def find_different(texts: Sequence[str]) -> int | None:
+    """Return the first task whose text differs from that of task 0; None if there is none."""
+    return next((task for task, text in enumerate(texts) if text != texts[0]), None)
 
 
 class TaskGroup(Protocol):
@@ -128,7 +192,7 @@ def _compare_calls(activities: Sequence[str], calls: Sequence[str], place: str) 
 class RankGroup:
     """The ranks of a job as tasks.
 
-    Arrays travel by the communicator, which compares the calls of all ranks, and objects by the engine. So before they
+    The communicator exchanges arrays, and compares the calls of all ranks; the engine exchanges objects. So before they
     exchange objects, the ranks meet in a call of the communicator. Otherwise one could wait in the engine for another
     that waits in the communicator.
     """
@@ -320,3 +384,55 @@ def combine_in_order(arrays: Sequence[Array], op: ReduceOp) -> Array:
         divide = np.trunc if dtype.kind in "iu" else np.positive
         total = divide(total / len(arrays))
     return total.astype(dtype)
+
+
+def reduce_leaves(
+    group: TaskGroup, leaves: Sequence[Array], op: ReduceOp | Combine, buffers: Buffers
+) -> Iterator[Array]:
+    """Return combinations of leaves, as new arrays. All tasks have leaves of the same dtypes and shapes."""
+    layout = layout_of(leaves)
+    flats = [buffers.empty(size, dtype) for size, dtype in zip(layout.sizes, layout.dtypes)]
+    if len(leaves) == 1 and leaves[0].flags.c_contiguous:  # no need to copy it
+        reduce_flat(group, leaves[0].reshape(-1), op, flats[0])
+    else:
+        layout.pack(leaves, flats)
+        for flat in flats:
+            reduce_flat(group, flat, op)
+    return layout.parts(flats)
+
+
+def reduce_flat(group: TaskGroup, array: Array, op: ReduceOp | Combine, out: Array | None = None) -> None:
+    """Combine contiguous arrays of one axis. `out`: where the result goes (None: into `array`)."""
+    if isinstance(op, ReduceOp):
+        group.allreduce(array, op, out)
+        return
+    if out is not None:
+        out[...] = array
+    if group.num_tasks > 1:
+        _reduce_by_pieces(group, array if out is None else out, op)
+
+
+def piece_owners(length: int, num_tasks: int) -> list[int]:
+    """Return how many elements each task combines: whole pieces of 4,096, the last one of the array perhaps shorter.
+
+    Of p pieces, task i owns p // n + (i < p % n), in the order of tasks.
+    """
+    pieces = even_split(-(-length // PIECE), num_tasks)
+    ends = [min(sum(pieces[: task + 1]) * PIECE, length) for task in range(num_tasks)]
+    return [end - begin for begin, end in zip([0, *ends], ends)]
+
+
+def _reduce_by_pieces(group: TaskGroup, flat: Array, combine: Combine) -> None:
+    """Send each piece to its owner, which combines it in the order of tasks and sends the result to all."""
+    counts = piece_owners(len(flat), group.num_tasks)
+    mine = counts[group.task_id]
+    parts = group.alltoall(flat, counts).reshape(group.num_tasks, mine)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total = np.asarray(combine(total, part))
+        if total.shape != part.shape:
+            raise UsageError(
+                f"the function that combines two arrays of shape {part.shape} returned one of shape {total.shape}: it "
+                "must work element by element"
+            )
+    flat[:] = group.allgather(total.astype(flat.dtype, copy=False))

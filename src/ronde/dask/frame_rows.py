@@ -12,11 +12,11 @@ from typing import Any
 
 from distributed import Client, Future, get_worker, wait
 
+from ronde.data.columns import holds_numbers
+from ronde.data.needs import need
 from ronde.launch.clusters.base import Ticket
 from ronde.launch.driver.rows_file import RowsFile
 from ronde.launch.driver.task import run_task
-from ronde.parquet.needs import need
-from ronde.parquet.reader import holds_numbers
 
 __all__ = ["column_names", "compute_partitions", "numeric_columns", "run_with_rows"]
 

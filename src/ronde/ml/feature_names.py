@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import validate_data
 
-from ronde.parquet.needs import need
+from ronde.data.needs import need
 
 __all__ = ["check_features"]
 

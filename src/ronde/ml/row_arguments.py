@@ -7,7 +7,7 @@ from typing import Any
 
 from ronde.comm.arrays import check_not_masked
 from ronde.comqueue import LocatedRows, RowSource, read
-from ronde.comqueue.read import is_dask_frame, is_flink_table
+from ronde.data.rows import is_dask_frame, is_flink_table
 
 __all__ = ["as_rows", "check_in_memory", "is_on_cluster"]
 

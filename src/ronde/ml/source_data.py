@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep, LocatedRows, RowSource, TaskGroup, iterate
-from ronde.comqueue.named_arrays import NamedArrays
-from ronde.comqueue.rows import StreamedSource
+from ronde.data.rows import NamedArrays, StreamedSource
 from ronde.ml.class_weights import ClassWeights, added_class_weights, weights_by_class
 from ronde.ml.sparse_rows import is_sparse, without_duplicates
 from ronde.ml.tasks import place_of

@@ -13,10 +13,10 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+from ronde.data.needs import need
 from ronde.errors import UsageError
 from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind, without_feature_names
 from ronde.ml.saving import from_bytes, to_bytes
-from ronde.parquet.needs import need
 from ronde.spark.columns import as_arrays
 
 __all__ = ["with_predictions"]

@@ -13,7 +13,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from ronde.comqueue import LocatedRows, RowSource
-from ronde.comqueue.rows import is_located, is_source
+from ronde.comqueue.partitions import is_located
+from ronde.data.rows import is_source
 from ronde.ml.class_weights import ClassWeights, weights_by_class
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows

@@ -36,8 +36,8 @@ def fit_on_parquet(
         StaleRoundError: Another job has written into the same run.
     """
     import ronde.torch as hvd
-    from ronde.parquet.reader import index_data
     from ronde.parquet.trainer import Trainer
+    from ronde.parquet.training import index_data
 
     hvd.init()
     folder = store.run(run_id)

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ronde.data.columns import Columns
 from ronde.errors import UsageError
-from ronde.parquet.rows import Columns
-from ronde.parquet.shapes import reshaped
-from ronde.parquet.training import Training
+from ronde.parquet.training import Training, reshaped
 
 __all__ = ["BatchObjective", "Evaluation", "describe_columns", "predict", "to_tensor"]
 

@@ -23,16 +23,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any
 
+from ronde.data.parquet_files import open_filesystem
 from ronde.errors import StaleRoundError, UsageError
-from ronde.parquet.needs import need
 
 __all__ = ["RunFolder", "RunStore"]
+
 
 KEPT_CHECKPOINTS = 2
 _RUN_ID = re.compile(r"[\w.+=@-]+")
 _METRICS = re.compile(r"epoch-(\d{6,})\.json")
 _SCHEME = re.compile(r"[a-zA-Z][\w+.-]*:(?!\\)")
-DBFS = "dbfs:"
 
 
 class RunStore:
@@ -177,15 +177,3 @@ class RunFolder:
 
 def _checkpoint(epoch: int) -> str:
     return f"epoch-{epoch:06}.pt"
-
-
-def open_filesystem(url: str, options: dict[str, Any] | None = None) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path there. Raises UsageError if a package is missing."""
-    core = need("fsspec", "fsspec.core")
-    if url.startswith(DBFS):
-        url = "file:///dbfs/" + url.removeprefix(DBFS).lstrip("/")
-    try:
-        files, path = core.url_to_fs(url, **(options or {}))
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"the store {url} cannot be opened: {error}") from None
-    return files, path

@@ -7,8 +7,6 @@ metrics of all ranks into the folder of the run, and a run that finds checkpoint
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -16,14 +14,17 @@ import numpy as np
 import torch
 
 import ronde.torch as hvd
+from ronde.data.parquet_files import ParquetReader, spans_of
+from ronde.data.read_ahead import read_ahead
 from ronde.errors import UsageError
+from ronde.parquet.batches import batches, disjoint_range, equal_range, shuffle_groups
 from ronde.parquet.objective import BatchObjective, Evaluation
-from ronde.parquet.reader import ParquetReader
-from ronde.parquet.rows import Columns, batches, disjoint_range, equal_range, shuffle_groups, spans_of
 from ronde.parquet.store import RunFolder
 from ronde.parquet.training import DataIndex, EpochEnd, Training, load_training
 
 __all__ = ["Trainer", "train_run"]
+
+READ_AHEAD = 2  # batches: the present one, and the next one
 
 
 def train_run(folder: RunFolder, digest: str) -> None:
@@ -122,7 +123,7 @@ class Trainer:
         found = batches(spans_of(groups, rows), self._reader.read, training.batch_size, buffer_rows, order)
         self._model.train()
         sums = _Sums(self._objective)
-        for step, columns in enumerate(_read_ahead(islice(found, steps)), start=1):
+        for step, columns in enumerate(read_ahead(islice(found, steps), READ_AHEAD), start=1):
             evaluation = self._objective.evaluate(columns)
             evaluation.loss.backward()
             if step % training.backward_passes_per_step == 0 or step == steps:
@@ -139,7 +140,7 @@ class Trainer:
         self._model.eval()
         sums = _Sums(self._objective)
         with torch.no_grad():
-            for columns in _read_ahead(islice(found, training.validation_steps_per_epoch)):
+            for columns in read_ahead(islice(found, training.validation_steps_per_epoch), READ_AHEAD):
                 sums.add(self._objective.evaluate(columns))
         return sums.averages("validation")
 
@@ -160,20 +161,6 @@ class _Sums:
         """Return the averages over the rows of all ranks. All ranks call it."""
         *sums, rows = hvd.allreduce(self._sums, name=f"ronde.parquet.{name}", op=hvd.Sum).tolist()
         return {name: value / rows for name, value in zip(self._names, sums)}
-
-
-def _read_ahead(items: Iterable[Columns]) -> Iterator[Columns]:
-    """Yield the items, of which a thread prepares the next one meanwhile."""
-    iterator = iter(items)
-
-    def read() -> Columns | None:
-        return next(iterator, None)
-
-    with ThreadPoolExecutor(1, "ronde-parquet") as pool:
-        future = pool.submit(read)
-        while (item := future.result()) is not None:
-            future = pool.submit(read)
-            yield item
 
 
 def _own_device(use_gpu: bool) -> str:

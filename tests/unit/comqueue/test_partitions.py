@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ronde.comqueue.execution import SharedValues
 from ronde.comqueue.partitions import Partitions, divide_data
-from ronde.comqueue.shared_values import SharedValues
 from ronde.errors import UsageError
 
 

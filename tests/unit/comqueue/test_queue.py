@@ -30,7 +30,7 @@ from ronde.comqueue import (
     ReduceScatter,
     TaskGroup,
 )
-from ronde.comqueue.reductions import piece_owners
+from ronde.comqueue.task_group import piece_owners
 from ronde.errors import MismatchError, RemoteError, UsageError
 from ronde.types import Average, Product
 

@@ -13,7 +13,7 @@ import pytest
 
 from ronde import comqueue
 from ronde.comqueue import IterationStep, iterate
-from ronde.comqueue.columns import ColumnsOption
+from ronde.data.columns import ColumnsOption
 from ronde.errors import RemoteError, UsageError
 
 pa: Any = pytest.importorskip("pyarrow", reason="PyArrow is not installed here")

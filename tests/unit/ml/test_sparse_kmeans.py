@@ -14,7 +14,7 @@ from scipy import sparse
 from sklearn import cluster as sklearn_cluster
 
 from ronde.comqueue import read
-from ronde.comqueue.named_arrays import NamedArrays
+from ronde.data.rows import NamedArrays
 from ronde.ml import ElasticNet, KMeans, MiniBatchKMeans
 from ronde.ml.clustering import lloyd, starts
 from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest

@@ -10,7 +10,8 @@ import pytest
 from ronde.errors import StaleRoundError, UsageError
 
 pytest.importorskip("fsspec", reason="fsspec is not installed here")
-from ronde.parquet.store import RunStore, open_filesystem
+from ronde.data.parquet_files import open_filesystem
+from ronde.parquet.store import RunStore
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])

@@ -11,9 +11,16 @@ import numpy as np
 import pytest
 
 from ronde.errors import UsageError
-from ronde.parquet.shapes import check_shapes, rows_at_once
 from ronde.parquet.store import RunStore
-from ronde.parquet.training import DATA, DataIndex, Training, load_training, save_training
+from ronde.parquet.training import (
+    DATA,
+    DataIndex,
+    Training,
+    check_shapes,
+    load_training,
+    rows_at_once,
+    save_training,
+)
 
 torch: Any = pytest.importorskip("torch")
 BatchObjective: Any = pytest.importorskip("ronde.parquet.objective").BatchObjective

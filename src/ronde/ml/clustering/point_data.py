@@ -9,9 +9,8 @@ import numpy as np
 from sklearn.utils.validation import _check_sample_weight, check_array
 
 from ronde.comqueue import LocatedRows, RowSource
-from ronde.comqueue.named_arrays import NamedArrays
-from ronde.comqueue.read import is_dask_frame, is_flink_table
 from ronde.comqueue.row_blocks import MOST_ROWS
+from ronde.data.rows import NamedArrays, is_dask_frame, is_flink_table
 from ronde.ml.feature_names import check_features
 from ronde.ml.row_arguments import as_rows, check_in_memory
 from ronde.ml.source_data import SparseRows

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ronde.parquet.needs import need
+from ronde.data.needs import need
 
 need("torch", extra="spark-estimator")  # with an error that says how to install it

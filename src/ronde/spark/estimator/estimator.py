@@ -17,11 +17,9 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from ronde.errors import UsageError
-from ronde.parquet.reader import index_data, stored_row_sizes
-from ronde.parquet.shapes import check_shapes
 from ronde.parquet.store import RunFolder, RunStore
 from ronde.parquet.trainer import train_run
-from ronde.parquet.training import DATA, Training, save_training
+from ronde.parquet.training import DATA, Training, check_shapes, index_data, save_training, stored_row_sizes
 from ronde.spark.estimator.backend import EstimatorBackend, SparkBackend
 from ronde.spark.estimator.frames import row_sizes, write_frame
 from ronde.spark.estimator.model import TorchModel

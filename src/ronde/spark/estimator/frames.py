@@ -8,8 +8,8 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from ronde.data.parquet_files import find_row_groups
 from ronde.errors import UsageError
-from ronde.parquet.reader import find_row_groups
 from ronde.parquet.store import RunFolder
 from ronde.parquet.training import DataIndex
 from ronde.spark.columns import as_arrays, holds_nan, lacks_values

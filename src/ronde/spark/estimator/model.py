@@ -14,10 +14,10 @@ from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+from ronde.data.needs import need
 from ronde.errors import UsageError
-from ronde.parquet.needs import need
 from ronde.parquet.objective import float_dtype, predict, to_tensor
-from ronde.parquet.shapes import reshaped, rows_at_once
+from ronde.parquet.training import reshaped, rows_at_once
 from ronde.spark.columns import as_arrays
 from ronde.spark.estimator.params import ModelParams, check_names
 from ronde.spark.estimator.persistence import ObjectsReader, ObjectsWriter

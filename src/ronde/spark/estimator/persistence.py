@@ -12,7 +12,7 @@ from typing import Any
 import pyspark
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from ronde.parquet.needs import need
+from ronde.data.needs import need
 from ronde.spark.estimator.params import OBJECTS
 
 __all__ = ["ObjectsReader", "ObjectsWriter", "metadata_session"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.parquet.store import DBFS, RunStore, open_filesystem
+from ronde.data.parquet_files import DBFS, open_filesystem
+from ronde.parquet.store import RunStore
 
 __all__ = ["DBFSLocalStore", "FilesystemStore", "HDFSStore", "LocalStore", "Store"]
 

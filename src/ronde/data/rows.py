@@ -1,25 +1,21 @@
-"""The kinds of rows, and how a task gets some of them."""
+"""The kinds of rows, and how to count them and take some."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from ronde.comqueue.named_arrays import NamedArrays
 from ronde.errors import UsageError
-
-if TYPE_CHECKING:
-    from ronde.comqueue.task_group import TaskGroup
-    from ronde.launch.clusters.base import Cluster
 
 __all__ = [
     "SAME_ROWS",
-    "LocatedRows",
+    "NamedArrays",
     "RowSource",
     "SourceRows",
     "StreamedSource",
-    "is_located",
+    "is_dask_frame",
+    "is_flink_table",
     "is_source",
     "row_count",
     "rows_between",
@@ -88,26 +84,20 @@ class StreamedSource(RowSource, Protocol):
         """
 
 
-@runtime_checkable
-class LocatedRows(Protocol):
-    """Rows that the tasks of a cluster already have, and that do not pass through this process."""
+class NamedArrays:
+    """Arrays with the same number of rows, as attributes. A slice contains some rows of each array."""
 
-    def place(self, cluster: Cluster) -> None:
-        """Make the tasks of the cluster run where the rows are.
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        vars(self).update(arrays)
 
-        Args:
-            cluster: The cluster of the next run.
+    def __repr__(self) -> str:
+        return f"<{', '.join(f'{name}: {array.shape}' for name, array in vars(self).items())}>"
 
-        Raises:
-            UsageError: The rows are not there.
-        """
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
 
-    def opener(self) -> Callable[[TaskGroup], RowSource]:
-        """Return a function that all tasks call, at the same time, to get their rows. It can be pickled.
-
-        Raises:
-            Nothing.
-        """
+    def __getitem__(self, rows: slice) -> NamedArrays:
+        return NamedArrays({name: array[rows] for name, array in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -142,11 +132,6 @@ def is_source(data: Any) -> TypeGuard[RowSource]:
     return hasattr(data, "load") and hasattr(data, "num_rows")
 
 
-def is_located(data: Any) -> TypeGuard[LocatedRows]:
-    """Return whether data are `LocatedRows`, in less time than `isinstance` takes."""
-    return hasattr(data, "place") and hasattr(data, "opener")
-
-
 def row_count(data: Any, name: str) -> int:
     """Return how many rows the data have. `name`: for the error. Raises UsageError if they have none by their type."""
     if isinstance(data, SourceRows):
@@ -170,3 +155,13 @@ def rows_between(data: Any, begin: int, end: int) -> Any:
     if hasattr(data, "slice") and hasattr(data, "schema"):  # an Arrow table, whose [] copies
         return data.slice(begin, end - begin)
     return data[begin:end]
+
+
+def is_dask_frame(source: Any) -> bool:
+    """Return whether the source is a data frame of Dask."""
+    return all(hasattr(source, name) for name in ("map_partitions", "to_delayed", "dtypes", "columns"))
+
+
+def is_flink_table(source: Any) -> bool:
+    """Return whether the source is a table of PyFlink."""
+    return hasattr(source, "get_resolved_schema") and hasattr(source, "to_pandas")

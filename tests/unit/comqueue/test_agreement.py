@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ronde.comqueue import IterationStep, iterate
-from ronde.comqueue.state_agreement import is_checked_after
+from ronde.comqueue.agreement import is_checked_after
 from ronde.errors import RemoteError
 
 ROWS = np.arange(7.0)

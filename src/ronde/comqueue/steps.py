@@ -1,10 +1,10 @@
-"""A queue that is ready to run, and how one task runs it."""
+"""What a queue consists of, and how one task runs it, step by step."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from ronde.comqueue.checkpointing import CheckpointRule, TaskCheckpoints
-from ronde.comqueue.communication import CommunicateFunction
-from ronde.comqueue.context import ComContext
+from ronde.comqueue.functions import ComContext, CommunicateFunction
 from ronde.comqueue.partitions import TaskData
 from ronde.comqueue.task_group import TaskGroup
 from ronde.errors import MismatchError, PeerError, RondeError, UsageError
@@ -36,7 +35,7 @@ class Item:
     function: Callable[[ComContext], Any] | CommunicateFunction
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """What a queue consists of. Each task has a copy of the functions.
 
@@ -44,11 +43,11 @@ class Plan:
     `rows_per_block`: how many rows a row block has at least.
     """
 
-    items: Sequence[Item]
+    items: list[Item] = field(default_factory=list)
     criterion: Item | None = None
     complete: Item | None = None
-    partitioned: Mapping[str, Any] = field(default_factory=dict)
-    broadcast: Mapping[str, Any] = field(default_factory=dict)
+    partitioned: dict[str, Any] = field(default_factory=dict)
+    broadcast: dict[str, Any] = field(default_factory=dict)
     max_iter: int | None = 1
     checkpoint: CheckpointRule | None = None
     rows_per_block: int = 1
@@ -91,7 +90,7 @@ def run_plan(
         context.step_no = step_no = step_no + 1
         for item in plan.items:
             _run_item(item, context, group)
-        group.activity.end()
+        group.activity.end_function()
         if plan.criterion is not None and _is_reached(plan.criterion, context, group):
             break
         if step_no == plan.max_iter:
@@ -100,7 +99,7 @@ def run_plan(
             _meet(group)
             checkpoints.save(step_no, _packed(plan, objects, partition, group.num_tasks, step_no))
     result = None if plan.complete is None else _run_item(plan.complete, context, group)
-    group.activity.end()
+    group.activity.end_function()
     if checkpoints is not None:
         _meet(group)
         checkpoints.clear()
@@ -108,7 +107,7 @@ def run_plan(
 
 
 def _run_item(item: Item, context: ComContext, group: TaskGroup) -> Any:
-    group.activity.begin(item.name, context.step_no)
+    group.activity.begin_function(item.name, context.step_no)
     try:
         if isinstance(item.function, CommunicateFunction):
             return item.function.communicate(context, group)
@@ -132,7 +131,7 @@ def _is_reached(criterion: Item, context: ComContext, group: TaskGroup) -> bool:
     if group.task_id == 0 and not isinstance(compare, CommunicateFunction):
         item = Item(criterion.name, lambda context: bool(compare(context)))
         reached[0] = _run_item(item, context, group)
-        group.activity.end()
+        group.activity.end_function()
     group.allreduce(reached, Max)
     return bool(reached[0])
 

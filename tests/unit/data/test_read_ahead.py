@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ronde.comqueue.read_ahead import read_ahead
+from ronde.data.read_ahead import read_ahead
 
 
 def test_items_are_ready_before_they_are_asked_for_and_no_more_than_wanted() -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Buffers"]
 
+
 LARGE = 1 << 16  # bytes; smaller arrays are not kept
 
 

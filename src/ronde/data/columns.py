@@ -1,4 +1,4 @@
-"""Which columns of a table become which arrays.
+"""Columns of Arrow tables as arrays, and which columns become which arrays of rows.
 
     columns                             what tasks get
     None                                a 2-d array of all columns of numbers
@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comqueue.buffers import Buffers
-from ronde.comqueue.named_arrays import NamedArrays
+from ronde.data.buffers import Buffers
+from ronde.data.needs import need
+from ronde.data.rows import NamedArrays
 from ronde.errors import UsageError
-from ronde.parquet.rows import Columns
 
-__all__ = ["ColumnSelection", "ColumnsOption"]
+__all__ = ["ColumnSelection", "Columns", "ColumnsOption", "holds_numbers", "to_array"]
 
 Array = NDArray[Any]
+Columns = Mapping[str, NDArray[np.generic]]
 Part = str | Sequence[str] | None
 ColumnsOption = Part | Mapping[str, Part]
 
@@ -54,7 +55,7 @@ class ColumnSelection:
     """The columns that are read from a table, and the arrays that they become.
 
     Args:
-        option: What the user wants.
+        option: The argument `columns` of `read`.
         numeric: The columns of numbers, in their order, which `None` stands for.
         known: All columns.
         table: What the table is called in errors.
@@ -162,3 +163,76 @@ def _names_in(part: Part) -> list[str]:
 
 def _describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     return f"lists of {' x '.join(map(str, shape))} {dtype}" if shape else str(dtype)
+
+
+def holds_numbers(kind: Any) -> bool:
+    """Return whether the values of an Arrow type are numbers, or true and false."""
+    types = need("pyarrow", "pyarrow.types")
+    return bool(
+        types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    )
+
+
+def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
+    """Return a column of an Arrow table as an array; lists become further dimensions.
+
+    Raises UsageError if a value is missing, lists differ in length, or the type is none of numbers.
+    """
+    plain = _plain_numbers(column)
+    if plain is not None:
+        return plain
+    pa, compute = need("pyarrow"), need("pyarrow", "pyarrow.compute")
+    where = f" in {file}" if file else ""
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    shape = [len(column)]
+    while True:
+        if column.null_count:
+            inside, remedy = "", "remove or fill them, as by df.dropna()"
+            if len(shape) > 1:
+                inside, remedy = (
+                    " inside its lists",
+                    "remove these rows, or fill the values; df.dropna() keeps them",
+                )
+            raise UsageError(
+                f"column {name!r}{where} has {column.null_count} missing values{inside}: {remedy}"
+            )
+        if not pa.types.is_nested(column.type) or pa.types.is_struct(column.type):
+            break
+        lengths = (
+            compute.min_max(compute.list_value_length(column)).as_py()
+            if len(column)
+            else {"min": 0, "max": 0}
+        )
+        if lengths["min"] != lengths["max"]:
+            raise UsageError(
+                f"column {name!r}{where} has lists of {lengths['min']} to {lengths['max']} values: expected one length"
+            )
+        shape.append(lengths["max"])
+        column = column.flatten()
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    if not holds_numbers(column.type):
+        raise UsageError(
+            f"column {name!r}{where} has the type {column.type}: expected numbers, or lists of numbers; "
+            f"{_remedy(column.type)}"
+        )
+    array: NDArray[np.generic] = column.to_numpy(zero_copy_only=False).reshape(shape)
+    return array
+
+
+def _remedy(kind: Any) -> str:
+    """Return how to make numbers of the values of an Arrow type."""
+    types = need("pyarrow", "pyarrow.types")
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return "encode strings as numbers, or, for labels of an estimator, pass them as the array y, and X without them"
+    return "convert a Spark vector by pyspark.ml.functions.vector_to_array"
+
+
+def _plain_numbers(column: Any) -> NDArray[np.generic] | None:
+    """Return the numbers of a column that need no conversion; None for all other columns."""
+    try:
+        array: NDArray[np.generic] = column.to_numpy(zero_copy_only=True)
+    except (ValueError, NotImplementedError):  # several chunks, missing values, another type
+        return None
+    return array if array.dtype.kind in "iuf" else None

@@ -1,17 +1,16 @@
-"""Parquet files as arrays, and what a column must not be."""
+"""Parquet files as arrays."""
 
 from __future__ import annotations
 
-import decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ronde.data.parquet_files import ParquetReader, find_row_groups, spans_of
 from ronde.errors import UsageError
-from ronde.parquet.reader import ParquetReader, find_row_groups, to_array
-from ronde.parquet.rows import equal_range, spans_of
+from ronde.parquet.batches import equal_range
 
 pa: Any = pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
 
@@ -62,27 +61,3 @@ def test_a_folder_without_the_files_or_columns_is_an_error(tmp_path: Path) -> No
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(UsageError, match="must be in a file system that the driver and all workers share"):
         reader.read(spans_of([group], range(3))[0])
-
-
-def test_arrays_of_all_kinds() -> None:
-    nested = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[9, 0], [1, 2]]])
-    assert to_array("x", nested.slice(1)).tolist() == [[[5, 6], [7, 8]], [[9, 0], [1, 2]]]
-    fixed = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))
-    assert to_array("x", fixed.slice(1)).tolist() == [[3.0, 4.0]]
-    assert to_array("x", pa.array([True, False])).dtype == np.bool_
-    assert to_array("x", pa.array([decimal.Decimal("1.5")])).tolist() == [1.5]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([1.0, None], "'x' in f.parquet has 1 missing values"),
-        ([[1.0], [None]], "1 missing values"),
-        ([[1.0], [2.0, 3.0]], "lists of 1 to 2 values"),
-        (["a"], "has the type string"),
-        ([{"type": 1, "values": [1.0]}], "vector_to_array"),
-    ],
-)
-def test_what_is_no_array(values: list[Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        to_array("x", pa.array(values), "f.parquet")

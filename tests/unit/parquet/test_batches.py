@@ -8,16 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.parquet.rows import (
-    Columns,
-    RowGroup,
-    RowSpan,
-    batches,
-    disjoint_range,
-    equal_range,
-    shuffle_groups,
-    spans_of,
-)
+from ronde.data.columns import Columns
+from ronde.data.parquet_files import RowGroup, RowSpan, spans_of
+from ronde.parquet.batches import batches, disjoint_range, equal_range, shuffle_groups
 
 groups = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(
     lambda sizes: [RowGroup(f"{place}.parquet", 0, rows) for place, rows in enumerate(sizes)]

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["read_ahead"]
 
+
 T = TypeVar("T")
 
 
@@ -34,7 +35,10 @@ class _Items(Generic[T]):
 
 
 def read_ahead(items: Iterator[T], depth: int) -> Generator[T]:
-    """Yield the items. A thread prepares up to `depth` of them; it ends when the iterator ends or is closed."""
+    """Yield the items, of which a thread prepares some. It ends when the iterator ends or is closed.
+
+    `depth`: how many items there are at most, also counting the one that the caller has.
+    """
     shared: _Items[T] = _Items(depth)
     thread = threading.Thread(target=shared.fetch, args=(items,), name="ronde-read-ahead", daemon=True)
     thread.start()

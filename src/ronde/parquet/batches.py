@@ -9,40 +9,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = [
-    "Columns",
-    "RowSpan",
-    "RowGroup",
-    "batches",
-    "disjoint_range",
-    "equal_range",
-    "spans_of",
-    "shuffle_groups",
-]
+from ronde.data.columns import Columns
+from ronde.data.parquet_files import RowGroup, RowSpan
 
-Columns = Mapping[str, NDArray[np.generic]]
-
-
-class RowGroup(NamedTuple):
-    """A part of a Parquet file that is read as a whole; `number` counts within the file."""
-
-    file: str
-    number: int
-    rows: int
-
-
-class RowSpan(NamedTuple):
-    """The rows from `first` to before `end` of a row group."""
-
-    group: RowGroup
-    first: int
-    end: int
+__all__ = ["batches", "disjoint_range", "equal_range", "shuffle_groups"]
 
 
 def equal_range(rows: int, rank: int, size: int) -> range:
@@ -64,18 +38,6 @@ def shuffle_groups(groups: Sequence[RowGroup], seed: int, epoch: int) -> list[Ro
     return shuffled
 
 
-def spans_of(groups: Sequence[RowGroup], rows: range) -> list[RowSpan]:
-    """Return the spans of row groups that hold these rows, when all rows are counted in the order of the groups."""
-    spans = []
-    before = 0
-    for group in groups:
-        first, end = max(rows.start - before, 0), min(rows.stop - before, group.rows)
-        if first < end:
-            spans.append(RowSpan(group, first, end))
-        before += group.rows
-    return spans
-
-
 def batches(
     spans: Sequence[RowSpan],
     read: Callable[[RowSpan], Columns],
@@ -85,7 +47,7 @@ def batches(
 ) -> Iterator[Columns]:
     """Yield all rows of the spans in batches of `batch_rows`, the last one perhaps with fewer.
 
-    `order` shuffles the rows within a buffer, which holds at least `buffer_rows` of them; None: they keep their order.
+    `order` shuffles the rows within a buffer of at least `buffer_rows` rows; None: they keep their order.
     """
     waiting: list[Columns] = []
     rows = 0
