@@ -26,7 +26,6 @@ import numpy as np
 from ronde import _native
 from ronde.comm import arrays
 from ronde.comm.arrays import ArrayT, Number, Operand, late_target, operand, target
-from ronde.comm.communicator_help import complete_help_of_communicator
 from ronde.comm.group_lists import ListNote, contradiction_of, note_of
 from ronde.comm.shared_memory import share_segment
 from ronde.comm.splits import check_has_rows, even_split, row_counts
@@ -163,6 +162,24 @@ class Communicator:
 
         Min and Max propagate NaN; averages of integers are truncated towards zero; 16-bit floats are summed in float32
         and rounded once. Arrays of `empty` are not copied. docs/communicator.md has the order of sums.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: a NumPy array or a PyTorch tensor on the CPU; the result is of the same kind. A number, or anything else
+                with DLPack or the buffer protocol, gives a NumPy array. Any dtype of float16, bfloat16, float32,
+                float64, int8 to int64, uint8 to uint64, bool, complex64, complex128; the same shape and dtype on all
+                ranks.
+            op: the reduction: ronde.Sum, Average, Min, Max, Product, BitAnd, BitOr, BitXor, or Adasum (default: Sum;
+                `ronde.allreduce` and `ronde.torch.allreduce` average by default).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
@@ -177,7 +194,23 @@ class Communicator:
     def reduce(
         self, x: ArrayT, root: int = 0, *, op: ReduceOp = Sum, out: ArrayT | None = None
     ) -> ArrayT | None:
-        """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere."""
+        """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            root: the rank that gets the result (default: 0).
+            op: the reduction, as for `allreduce`, but not Adasum (default: Sum).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
         done = self._native.reduce(x, out, op, root)
@@ -195,6 +228,20 @@ class Communicator:
         """Combine like `allreduce`, but return only this rank's share of the first axis.
 
         The first axis is split as `numpy.array_split` does: the first `len(x) % size` ranks get one row more.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            op: the reduction, as for `allreduce`, but not Adasum (default: Sum).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
@@ -215,6 +262,21 @@ class Communicator:
         """Concatenate the arrays of all ranks along the first axis, in rank order, and return the result on all ranks.
 
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
+                ranks.
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         told = self._native.allgather(x, out)
         if told is out:
@@ -229,7 +291,24 @@ class Communicator:
         return goal.finish()
 
     def gather(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT | None:
-        """Concatenate like `allgather`. Return the result at `root`, None elsewhere."""
+        """Concatenate like `allgather`. Return the result at `root`, None elsewhere.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
+                ranks.
+            root: the rank that gets the result (default: 0).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         told = self._native.gather(x, out, root)
         if told is out or told is None:
             return told
@@ -250,7 +329,22 @@ class Communicator:
     @overload
     def broadcast(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT: ...
     def broadcast(self, x: ArrayT | Number, root: int = 0, *, out: ArrayT | None = None) -> Any:
-        """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place."""
+        """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            root: the rank that gives the array (default: 0).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         if out is not None and self._native.broadcast(x, out, root):
             return out
         given = operand(x)
@@ -264,6 +358,21 @@ class Communicator:
         """Split `root`'s array along the first axis, as `numpy.array_split` does, and return this rank's part.
 
         Only `root` passes `x`. The other ranks get NumPy arrays, or `out`.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`; not used on other ranks than `root`.
+            root: the rank that gives the array (default: 0).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         words = self._native.scatter(x, out, root)
         if words is out:
@@ -282,7 +391,24 @@ class Communicator:
     def alltoall(
         self, x: ArrayT, splits: Sequence[int] | None = None, *, out: ArrayT | None = None
     ) -> ArrayT:
-        """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order."""
+        """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
+                ranks.
+            splits: the number of rows for each rank, which add up to `len(x)` (None: the same number for all).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         receiving = None if splits is not None else self._native.alltoall(x, out)
         if receiving is out and out is not None:
             return out  # type: ignore[no-any-return]
@@ -305,7 +431,16 @@ class Communicator:
         return goal.finish()
 
     def barrier(self) -> None:
-        """Return when all ranks have called it."""
+        """Return when all ranks have called it.
+
+        All ranks call it, in the same order as their other calls.
+
+        Raises:
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         self._native.barrier()
 
     # Point to point
@@ -314,12 +449,41 @@ class Communicator:
         """Send the array to rank `dest`, which calls `recv`; return when `x` may be changed again.
 
         Messages between two ranks are received in the order in which they were sent; `tag` (>= 0) must agree.
+
+        Only the two ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`.
+            dest: the receiving rank, not this one.
+            tag: a number from 0 to 2**31 - 1, the same in `recv` (default: 0).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         given = operand(x)
         self._native.send_as(given.memory, given.dtype, dest, _tag(tag))
 
     def recv(self, x: ArrayT, source: int, tag: int = 0) -> ArrayT:
-        """Fill `x` with the next array from rank `source`, of the same size and dtype, and return `x`."""
+        """Fill `x` with the next array from rank `source`, of the same size and dtype, and return `x`.
+
+        Only the two ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`.
+            source: the sending rank, not this one.
+            tag: a number from 0 to 2**31 - 1, the same in `send` (default: 0).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         given = operand(x)
         goal = target(given, given.shape, x)
         self._native.recv_as(goal.memory, given.dtype, source, _tag(tag))
@@ -339,7 +503,21 @@ class Communicator:
     # Making more
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Return a new communicator of the ranks with the same `color`, ordered by `key`, then by rank."""
+        """Return a new communicator of the ranks with the same `color`, ordered by `key`, then by rank.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            color: a whole number >= 0, or None for a rank that takes part in no new communicator.
+            key: the order of the ranks in the new communicator (default: 0, the order of this one).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise UsageError(f"a color must be None or a whole number >= 0, not {color!r}")
         everyone = self._exchange_words([-1 if color is None else color, key])
@@ -357,6 +535,19 @@ class Communicator:
         the one that it belongs to, or none.
 
             pair = world.group([0, 3] if world.rank in (0, 3) else [1, 2], disjoint=True)
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            ranks: different ranks of this communicator: the same list on all ranks or, with `disjoint`, on all members.
+            disjoint: whether each rank lists the group that it belongs to (default: False).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         members = [operator.index(rank) for rank in ranks]
         if len(set(members)) != len(members) or not all(0 <= rank < self.size for rank in members):
@@ -377,6 +568,14 @@ class Communicator:
         """Return another communicator of the same ranks, with a separate order of calls.
 
         Symmetric memory of either is symmetric for both; only one thread at a time may call `empty` on the two.
+
+        All ranks call it, in the same order as their other calls.
+
+        Raises:
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         self._splits_made += 1
         return self._child(list(range(self.size)), is_twin=True)
@@ -395,6 +594,19 @@ class Communicator:
 
         Collectives work directly on such arrays and their views if all ranks of a host pass some. `torch.from_numpy`
         makes a tensor of it. The memory lives as long as the array or a view of it.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            shape: a length, or lengths of all axes, the same on all ranks.
+            dtype: any NumPy dtype (default: float32).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         kind = np.dtype(dtype)
         axes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
@@ -562,6 +774,3 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
         return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return np.dtype(dtype.name)
-
-
-complete_help_of_communicator(Communicator)
