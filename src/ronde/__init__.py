@@ -71,16 +71,17 @@ if TYPE_CHECKING:
     from ronde._native import Handle
     from ronde.checkpoints import Checkpoints
     from ronde.comm.communicator import Communicator
-    from ronde.comm.queries import (
+    from ronde.comm.world import (
         cross_rank,
         cross_size,
         is_homogeneous,
+        is_initialized,
         local_rank,
         local_size,
         rank,
         size,
+        world,
     )
-    from ronde.comm.world import is_initialized, world
     from ronde.engine.objects import allgather_object, broadcast_object
     from ronde.engine.operations import (
         allgather,
@@ -218,7 +219,7 @@ _LAZY = {  # all other names are operations of the engine
     **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
     **dict.fromkeys(
         ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),
-        "ronde.comm.queries",
+        "ronde.comm.world",
     ),
 }
 

@@ -21,18 +21,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from ronde.comm.byte_exchange import Exchange
-from ronde.comm.equal_values import as_texts, check_equal
+from ronde.comm.byte_exchange import Exchange, as_texts, check_equal
 from ronde.comm.gathering import RECORD_LIMIT_BYTES
-from ronde.comm.placement import Topology, compute_topology
+from ronde.comm.topology import Topology, compute_topology
 from ronde.errors import ProtocolError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse_address
-from ronde.net.authentication import PROTOCOL_VERSION
+from ronde.net.authentication import PROTOCOL_VERSION, SECRET, ConnectionKeys
 from ronde.net.connections import Channel, Slot, open_connections
-from ronde.net.descriptor_limit import make_room
+from ronde.net.descriptors import make_room
 from ronde.net.host import host_identity, host_name
-from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.process.process_groups import usable_core_numbers
 from ronde.settings import Settings
 from ronde.typed_json import TypedJson

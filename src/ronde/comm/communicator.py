@@ -26,9 +26,9 @@ import numpy as np
 from ronde import _native
 from ronde.comm import arrays
 from ronde.comm.arrays import ArrayT, Number, Operand, late_target, operand, target
-from ronde.comm.group_lists import ListNote, contradiction_of, note_of
 from ronde.comm.shared_memory import share_segment
 from ronde.comm.splits import check_has_rows, even_split, row_counts
+from ronde.comm.topology import ListNote, contradiction_of, note_of
 from ronde.errors import MismatchError, RondeError, UsageError
 from ronde.foreign_names import advice
 from ronde.stall.reports import CALLS
@@ -38,7 +38,7 @@ from ronde.types import DType, Kind, ReduceOp, Sum
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from ronde.comm.placement import Topology
+    from ronde.comm.topology import Topology
     from ronde.settings import Settings
 
 __all__ = ["Communicator"]

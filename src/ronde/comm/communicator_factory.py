@@ -12,8 +12,8 @@ from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.bootstrap import Wiring, wire, wire_again
 from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator import Communicator
-from ronde.comm.placement import Topology
 from ronde.comm.shared_memory import await_all, share_bells, share_segment
+from ronde.comm.topology import Topology
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.settings import Settings

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ronde.comm.queries import rank
+from ronde.comm.world import rank
 from ronde.engine.operations import allgather_async, broadcast
 from ronde.engine.packed_objects import (
     HEADER_BYTES,

@@ -9,9 +9,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 
-from ronde.comm.byte_exchange import framed, unframed
+from ronde.comm.byte_exchange import framed, require_equal, unframed
 from ronde.comm.communicator import Communicator
-from ronde.comm.equal_values import require_equal
 from ronde.engine.engine import Engine
 from ronde.errors import NotInitializedError, UsageError
 from ronde.settings import Settings

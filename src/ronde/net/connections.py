@@ -27,9 +27,8 @@ from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, Time
 from ronde.job_key import JobKey
 from ronde.net.addresses import LOOPBACK_REMEDY, Address, is_loopback, resolve
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
-from ronde.net.authentication import Handshake, Role
+from ronde.net.authentication import ConnectionKeys, Handshake, Role, protection_of
 from ronde.net.peers import check_user
-from ronde.net.protection import ConnectionKeys, protection_of
 
 __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ronde.stall.events import Stall, StalledTensor, Tensor
-from ronde.stall.inspector import JOIN, MOST_STACKS
+from ronde.stall.inspector import JOIN, MOST_STACKS, Stall, StalledTensor, Tensor
 
 __all__ = [
     "CALLS",

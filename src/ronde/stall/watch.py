@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from ronde import _native
 from ronde.settings import Settings
-from ronde.stall.events import (
+from ronde.stall.inspector import (
     Abort,
     Answer,
     AskAbout,
@@ -30,15 +30,15 @@ from ronde.stall.events import (
     Blocked,
     Effect,
     Event,
+    Inspector,
     Pending,
     Report,
     Stacks,
     Stall,
     Tensor,
 )
-from ronde.stall.inspector import Inspector
 from ronde.stall.reports import Subject, abort_reason, describe, readable_stacks
-from ronde.stall.stacks import Dump, formatted, main_ident, places_of_waits
+from ronde.stall.stacks import Dump, describe_children, formatted, main_ident, places_of_waits
 
 __all__ = ["StallWatch", "hide_thread"]
 
@@ -204,8 +204,6 @@ class _Inspection:
 
     def describe_children(self) -> list[str]:
         """Return lines with the command and the stacks of each child process."""
-        from ronde.stall.child_stacks import describe_children  # slow to load, and few ranks report stalls
-
         return describe_children(self._dump.signal, self._dump.childrens_file)
 
     def _run(self) -> None:

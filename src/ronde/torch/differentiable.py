@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ronde.comm.queries import rank
+from ronde.comm.world import rank
 from ronde.torch.call import Call
 from ronde.torch.handles import Received, check_tensors, start_dense
 from ronde.torch.members import place_in, size_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.comm.queries import rank, size
+from ronde.comm.world import rank, size
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import UsageError

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ronde.comm.queries import rank
+from ronde.comm.world import rank
 from ronde.engine import engine
 from ronde.engine.process import global_process_set
 from ronde.engine.process_sets import ProcessSet

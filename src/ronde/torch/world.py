@@ -6,8 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ronde.comm.queries import size
-from ronde.comm.world import has_joined
+from ronde.comm.world import has_joined, size
 from ronde.engine import process
 from ronde.engine.process_sets import ProcessSet
 from ronde.errors import UsageError
