@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from ronde.comm.byte_exchange import Exchange, as_texts, check_equal
-from ronde.comm.gathering import RECORD_LIMIT_BYTES
 from ronde.comm.topology import Topology, compute_topology
+from ronde.comm.world_attempt import RECORD_LIMIT_BYTES
 from ronde.errors import ProtocolError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse_address
@@ -165,16 +165,16 @@ def _connect(
     check: Callable[[], None] | None = None,
 ) -> Wiring:
     """Do step 2."""
-    topology, (calls, answers) = plan.topology, slots
+    topology, (outgoing, incoming) = plan.topology, slots
     make_room(
-        len(calls) + len(answers) + topology.local_size, f"connecting to {topology.size - 1} other ranks"
+        len(outgoing) + len(incoming) + topology.local_size, f"connecting to {topology.size - 1} other ranks"
     )
     connections = open_connections(
         topology.rank,
         list(topology.hosts),
         plan.listeners,
-        calls,
-        answers,
+        outgoing,
+        incoming,
         key,
         purpose,
         deadline_ns,
@@ -308,17 +308,17 @@ def _address_for_other_hosts(mine: _RankRecord, records: list[_RankRecord]) -> s
 def _slots(plan: _Plan, tcp_streams: int, has_controls: bool) -> tuple[dict[Slot, Address], list[Slot]]:
     """Return the connections that this rank opens, and those that it accepts."""
     topology = plan.topology
-    calls: dict[Slot, Address] = {}
-    answers: list[Slot] = []
+    outgoing: dict[Slot, Address] = {}
+    incoming: list[Slot] = []
     for peer in range(topology.size):
         slots = [Slot(peer, Channel.CONTROL)] if has_controls else []
         if not topology.is_local(peer):
             slots += [Slot(peer, Channel.DATA, stream) for stream in range(tcp_streams)]
         if peer < topology.rank:
-            calls.update((slot, plan.targets[peer]) for slot in slots)
+            outgoing.update((slot, plan.targets[peer]) for slot in slots)
         elif peer > topology.rank:
-            answers += slots
-    return calls, answers
+            incoming += slots
+    return outgoing, incoming
 
 
 def _tune(sock: socket.socket, channel: Channel, peer_timeout_ns: int) -> None:

@@ -1,8 +1,8 @@
 """Exchanges bytes of any length between the ranks of a communicator: Ronde's messages, not tensors.
 
-A function of the type `Exchange` gives every rank the bytes of all. There are three: that of a `Gathering` at a store,
-before a communicator exists (`comm/gathering`); `allgather_bytes` of all ranks; and `exchange_among` some of them.
-`require_equal` checks through one of them that all ranks have the same values.
+A function of the type `Exchange` gives every rank the bytes of all. There are three: that of a `WorldAttempt` at a
+store, before a communicator exists (`comm/world_attempt`); `allgather_bytes` of all ranks; and `exchange_among` some of
+them. `require_equal` checks through one of them that all ranks have the same values.
 
 Messages from one rank, to another or to all, carry tags between hosts, with any setting `protection`. Messages gathered
 from all ranks at once do not.

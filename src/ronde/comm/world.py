@@ -24,9 +24,9 @@ from dataclasses import replace
 from ronde import settings
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
-from ronde.comm.gathering import EpochOverError, Gathering, contest_rank
 from ronde.comm.identity import Identity, MeetingPoint, identify, interpret_init_arguments
 from ronde.comm.meeting import Meeting, meet, surroundings
+from ronde.comm.world_attempt import EpochOverError, WorldAttempt, contest_rank
 from ronde.comm.world_epochs import Epoch
 from ronde.errors import NotInitializedError, PeerLostError, RondeError, UsageError
 from ronde.job_key import JobKey
@@ -238,25 +238,25 @@ def _join(
     """
     began_ns = time.monotonic_ns()
     while True:
-        gathering = _gather(identity, point, wanted, began_ns, deadline_ns)
+        attempt = _begin_attempt(identity, point, wanted, began_ns, deadline_ns)
         meeting = _process.meeting
         assert meeting is not None
         try:
             if is_launchers:
-                uncaught.announce_joining(identity.size, gathering.epoch.number)
+                uncaught.announce_joining(identity.size, attempt.epoch.number)
             meeting.find_address(wanted)
             made = CommunicatorFactory(wanted, meeting.key, meeting.address).make_world(
                 identity.rank,
                 identity.size,
-                gathering.exchange,
-                gathering.name,
+                attempt.exchange,
+                attempt.name,
                 deadline_ns,
-                gathering.check,
+                attempt.check,
             )
         except BaseException as error:
             if is_launchers:
                 uncaught.announce_joined()
-            cause = gathering.end(error)
+            cause = attempt.end(error)
             if isinstance(cause, EpochOverError):
                 continue
             if cause is error:
@@ -267,20 +267,20 @@ def _join(
         _process.has_formed = True
         if identity.rank == 0:
             try:
-                gathering.tidy()
+                attempt.delete_earlier_epochs()
             except BaseException:
                 made.shutdown()
                 raise
         return made
 
 
-def _gather(
+def _begin_attempt(
     identity: Identity, point: MeetingPoint, wanted: Settings, began_ns: int, deadline_ns: int
-) -> Gathering:
+) -> WorldAttempt:
     """Come to an epoch at the meeting point; meet there first, unless this process has."""
     if _process.meeting is not None and _process.point == point:
         try:
-            return _come(identity, _process.meeting, began_ns, deadline_ns)
+            return _come_to_epoch(identity, _process.meeting, began_ns, deadline_ns)
         except PeerLostError:
             if point.served_by == identity.rank:
                 raise
@@ -297,12 +297,12 @@ def _gather(
         if point.served_by == identity.rank:
             _contest_rank(identity, point, wanted)
         raise
-    return _come(identity, _process.meeting, began_ns, deadline_ns)
+    return _come_to_epoch(identity, _process.meeting, began_ns, deadline_ns)
 
 
-def _come(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int) -> Gathering:
+def _come_to_epoch(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int) -> WorldAttempt:
     """Come to the next epoch of the meeting's store."""
-    gathering = Gathering(
+    attempt = WorldAttempt(
         meeting.store,
         identity.rank,
         identity.size,
@@ -312,8 +312,8 @@ def _come(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int)
         meeting.last_refusal,
         _process.has_formed,
     )
-    _process.epoch, _process.has_formed = gathering.epoch, False
-    return gathering
+    _process.epoch, _process.has_formed = attempt.epoch, False
+    return attempt
 
 
 def _contest_rank(identity: Identity, point: MeetingPoint, wanted: Settings) -> None:

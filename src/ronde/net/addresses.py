@@ -29,7 +29,7 @@ from typing import Any
 
 from ronde.errors import UsageError
 from ronde.net.descriptors import OwnSocket
-from ronde.net.peers import process_and_user
+from ronde.net.unix_peers import process_and_user
 
 __all__ = [
     "LOOPBACK_REMEDY",
@@ -62,7 +62,6 @@ LOOPBACK_REMEDY = (
 
 SIOCGIFADDR = 0x8915
 UNIX_PATH_BYTES = 107
-_NUMERALS = "0123456789abcdefABCDEF.:"  # in numeric addresses, of IPv4 and IPv6
 _HINTS = {
     errno.EADDRINUSE: "; end the process that uses it or choose another address",
     errno.EADDRNOTAVAIL: "; choose an address of this machine",
@@ -211,7 +210,7 @@ def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpo
 
 def _query_name_server(host: str, port: int) -> Answer:
     try:
-        return socket.getaddrinfo(_encoded(host), port, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:  # for example two consecutive dots
         raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from None
 
@@ -267,14 +266,9 @@ def _describe_holder(endpoint: Endpoint) -> str:
     return f" (process {process} of user {user} listens there)"
 
 
-def _encoded(host: str) -> str | bytes:
-    """Return a numeric address as bytes: for a text, Python loads its tables of international names, which is slow."""
-    return host if host.strip(_NUMERALS) else host.encode()
-
-
 def _is_numeric(host: str) -> bool:
     try:
-        socket.getaddrinfo(_encoded(host), None, flags=socket.AI_NUMERICHOST)
+        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
     except (socket.gaierror, UnicodeError):
         return False
     return True

@@ -34,8 +34,16 @@ __all__ = [
 
 SILENT_NS = 50 * 10**6
 TALKING_NS = 500 * 10**6
+INTERVAL_NS = 10 * 10**9
+MOST_REASONS = 8
+OTHER_REASONS = "other reasons"
+FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 10**9
+GIVE_UP_NS = 10 * 10**9
 
 Stranger = TypeVar("Stranger", bound=Hashable)
+
+
+# Strangers
 
 
 class Room(NamedTuple, Generic[Stranger]):
@@ -102,9 +110,7 @@ class Strangers(Generic[Stranger]):
         return Room(wait_until_ns=min(wait_until_ns))
 
 
-INTERVAL_NS = 10 * 10**9
-MOST_REASONS = 8
-OTHER_REASONS = "other reasons"
+# What is logged
 
 
 @dataclass
@@ -164,8 +170,7 @@ def _line(reason: str, count: int, peer: str) -> str:
     return f"turned away {count:,} more connections, the last from {peer}: {reason}"
 
 
-FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 10**9
-GIVE_UP_NS = 10 * 10**9
+# Failures of `accept`
 
 
 class Verdict(NamedTuple):

@@ -26,7 +26,7 @@ from ronde.net.admission import AcceptFailures, Refusals, Strangers
 from ronde.net.authentication import Handshake
 from ronde.net.descriptors import OwnSocket, raise_descriptor_limit
 from ronde.net.foreign_protocols import is_probe
-from ronde.net.peers import process_and_user
+from ronde.net.unix_peers import process_and_user
 
 __all__ = [
     "HANDSHAKE_NS",

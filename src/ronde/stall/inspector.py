@@ -49,9 +49,9 @@ __all__ = [
     "MOST_STACKS",
     "Abort",
     "Answer",
-    "AskAbout",
+    "AskAboutWaits",
     "AskForStacks",
-    "AskRanks",
+    "AskAboutTensors",
     "Asked",
     "Blocked",
     "Effect",
@@ -163,7 +163,7 @@ Event = Asked | Answer | Stacks
 
 
 @dataclass(frozen=True, slots=True)
-class AskRanks:
+class AskAboutTensors:
     """Ask all ranks, including this one, about these tensors.
 
     `is_suspicion`: the question announces no report, so other ranks do not leave theirs to this rank.
@@ -175,7 +175,7 @@ class AskRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class AskAbout:
+class AskAboutWaits:
     """Ask all ranks, including this one, whether they have begun the operations that other processes wait for."""
 
     inquiry: int
@@ -253,7 +253,7 @@ class Abort:
     stall: Stall
 
 
-Effect = AskRanks | AskAbout | AskForStacks | Report | Abort
+Effect = AskAboutTensors | AskAboutWaits | AskForStacks | Report | Abort
 
 
 # The inspector
@@ -387,7 +387,7 @@ class Inspector:
                 self._inquiries += 1
                 self._inquiry = _Inquiry(self._inquiries, tensors, purpose, now_ns + ANSWER_PATIENCE_NS)
                 ids = tuple(tensor.id for tensor in tensors)
-                return [AskRanks(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
+                return [AskAboutTensors(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
         return []
 
     def _to_abort(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -526,7 +526,7 @@ class Inspector:
         self._inquiries += 1
         inquiry.number, inquiry.deadline_ns = self._inquiries, now_ns + ANSWER_PATIENCE_NS
         inquiry.blocked = sleeping
-        return [AskAbout(inquiry.number, tuple(sleeping.values()))]
+        return [AskAboutWaits(inquiry.number, tuple(sleeping.values()))]
 
     def _judge_circle(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
         """Return the stall if this rank is on a circle of waiting ranks and has to report it."""

@@ -14,7 +14,7 @@ __all__ = [
     "TENSORS",
     "Subject",
     "abort_reason",
-    "describe",
+    "describe_stall",
     "ranks_text",
     "readable_stacks",
 ]
@@ -46,7 +46,7 @@ TENSORS = Subject("tensor", "submitted", "it is being executed, or waits for oth
 CALLS = Subject("call", "begun", "its data are still in transit")
 
 
-def describe(
+def describe_stall(
     stall: Stall,
     hosts: Mapping[int, str],
     states: Mapping[int, str],

@@ -1,9 +1,9 @@
 """The stacks of the threads of this process, and of its forked children: where they wait.
 
-`formatted` asks a healthy interpreter. `Dump` prepares the other way: at a certain signal, faulthandler writes the
-stacks of all threads into a file in memory. Only the native watch thread sends it, and only to itself, so it disturbs
-no thread of the program. The signal is a real-time signal without a handler; if every one has a handler, reports show
-no stacks.
+`format_stacks` asks a healthy interpreter. `StackDump` is for an interpreter that does not answer: at a certain signal,
+faulthandler writes the stacks of all threads into a file in memory. Only the native watch thread sends it, and only to
+itself, so it disturbs no thread of the program. The signal is a real-time signal without a handler; if every one has a
+handler, reports show no stacks.
 
 A rank may wait for a forked child, such as the worker of a DataLoader. The child keeps the signal handler of its
 parent, with a file in memory that both share. The parent sends the signal and reads the stacks that faulthandler writes
@@ -28,11 +28,11 @@ from ronde.net.descriptors import close_own, file_identity
 from ronde.stall.reports import MOST_FRAMES, readable_stacks
 
 __all__ = [
-    "Dump",
+    "StackDump",
     "call_site",
     "describe_children",
-    "formatted",
-    "main_ident",
+    "format_stacks",
+    "main_thread_id",
     "places_of_waits",
 ]
 
@@ -44,20 +44,20 @@ _LOOK_S = 0.002
 _LONGEST_FILE_NAME = 60  # characters of a call site's file
 
 
-def main_ident() -> int:
+def main_thread_id() -> int:
     """Return the id of the main thread."""
     return threading.main_thread().ident or 0
 
 
-def formatted() -> str:
+def format_stacks() -> str:
     """Return the stacks of all threads but Ronde's own, the main thread's first, the innermost call first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
-    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main_ident()):
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda item: item[0] != main_thread_id()):
         name = names.get(ident, "without a name")
         if name.startswith("ronde-"):
             continue
-        lines.append("main thread:" if ident == main_ident() else f"thread {name}:")
+        lines.append("main thread:" if ident == main_thread_id() else f"thread {name}:")
         for each in reversed(traceback.extract_stack(frame)[-MOST_FRAMES:]):
             lines.append(f"  File {each.filename!r}, line {each.lineno} in {each.name}".replace("'", '"'))
             if each.line:
@@ -70,7 +70,7 @@ def places_of_waits() -> list[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     places = []
     for ident, frame in sys._current_frames().items():
-        name = "main thread" if ident == main_ident() else names.get(ident, "a thread without a name")
+        name = "main thread" if ident == main_thread_id() else names.get(ident, "a thread without a name")
         if name.startswith("ronde-") or not _is_ours(frame):
             continue
         caller = _first_of_the_program(frame)
@@ -99,7 +99,7 @@ def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_PACKAGE)
 
 
-class Dump:
+class StackDump:
     """A file that a signal fills with stacks, and one for forked children. `signal`: 0 if no signal is free."""
 
     def __init__(self) -> None:

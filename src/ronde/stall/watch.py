@@ -23,10 +23,10 @@ from ronde.settings import Settings
 from ronde.stall.inspector import (
     Abort,
     Answer,
-    AskAbout,
+    AskAboutTensors,
+    AskAboutWaits,
     Asked,
     AskForStacks,
-    AskRanks,
     Blocked,
     Effect,
     Event,
@@ -37,8 +37,8 @@ from ronde.stall.inspector import (
     Stall,
     Tensor,
 )
-from ronde.stall.reports import Subject, abort_reason, describe, readable_stacks
-from ronde.stall.stacks import Dump, describe_children, formatted, main_ident, places_of_waits
+from ronde.stall.reports import Subject, abort_reason, describe_stall, readable_stacks
+from ronde.stall.stacks import StackDump, describe_children, format_stacks, main_thread_id, places_of_waits
 
 __all__ = ["StallWatch", "hide_thread"]
 
@@ -102,7 +102,7 @@ class StallWatch:
         if kind == _STACKS_WANTED:
             inspection = self._inspection
             children = [] if inspection is None else inspection.describe_children()
-            self.native.answer_stacks(rest[0], rank, "\n".join([formatted(), *children]))
+            self.native.answer_stacks(rest[0], rank, "\n".join([format_stacks(), *children]))
         elif self.inspector.is_idle:
             return
         elif kind == _ASKED:
@@ -127,16 +127,16 @@ class StallWatch:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case AskRanks(inquiry, ids, is_suspicion):
+            case AskAboutTensors(inquiry, ids, is_suspicion):
                 self.native.ask(inquiry, ids, not is_suspicion)
-            case AskAbout(inquiry, blocked):
+            case AskAboutWaits(inquiry, blocked):
                 self.native.ask_about(inquiry, blocked)
             case AskForStacks(inquiry, rank):
                 self.native.ask_for_stacks(inquiry, rank)
             case Report(stall):
                 renamed = stall.renamed(self._names)
                 states, here = self._states_of_silent_ranks(stall), places_of_waits()
-                text = describe(renamed, self._hosts, states, self._subject, here, self._shutdown_ns)
+                text = describe_stall(renamed, self._hosts, states, self._subject, here, self._shutdown_ns)
                 self._log.warning("%s", text)
             case Abort(stall):
                 renamed = stall.renamed(self._names)
@@ -166,7 +166,7 @@ class _Inspection:
     def __init__(self) -> None:
         self.native = _native.StallHub()
         self._watches: dict[int, weakref.ref[StallWatch]] = {}
-        self._dump = Dump()
+        self._dump = StackDump()
         self._hidden: list[int] = []
         self._thread = threading.Thread(target=self._run, name="ronde-stalls", daemon=True)
         self._thread.start()
@@ -175,7 +175,7 @@ class _Inspection:
     def hide_from_stacks(self, thread: threading.Thread) -> None:
         """Leave a thread out of the stacks that the signal handler writes."""
         self._hidden.append(thread.ident or 0)
-        preface = " ".join(map(hex, (main_ident(), *self._hidden))) + "\n"
+        preface = " ".join(map(hex, (main_thread_id(), *self._hidden))) + "\n"
         self.native.use_stacks(self._dump.signal, self._dump.file, preface)
 
     def add_watch(self, watch: StallWatch) -> None:

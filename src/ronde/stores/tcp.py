@@ -36,7 +36,7 @@ from ronde.net.authenticating_listener import HANDSHAKE_NS
 from ronde.net.authentication import LABEL_BYTES, Role, authenticate, protection_of, secrecy_is_wanted
 from ronde.net.descriptors import OwnSocket
 from ronde.net.foreign_protocols import is_torch_store
-from ronde.net.peers import check_user
+from ronde.net.unix_peers import check_user
 from ronde.stores import wire
 from ronde.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
 from ronde.stores.listeners import detect_loss, shortcuts

@@ -243,7 +243,7 @@ def test_arguments_that_repeat_the_environment() -> None:
         ({}, {"rank": 0, "size": 2}, "give store="),
     ],
 )
-def test_arguments_that_make_no_sense(
+def test_arguments_that_contradict_the_launcher_or_each_other(
     environ: dict[str, str], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -253,8 +253,8 @@ def test_arguments_that_make_no_sense(
 def meet(
     init_method: str | None, environ: dict[str, str] | None = None, **arguments: Any
 ) -> tuple[int, int, Any]:
-    given: dict[str, Any] = {"rank": None, "size": None, "world_size": None, "store": None} | arguments
-    given = interpret_init_arguments(init_method, environ=environ or {}, **given)
+    of_init: dict[str, Any] = {"rank": None, "size": None, "world_size": None, "store": None} | arguments
+    given = interpret_init_arguments(init_method, environ=environ or {}, **of_init)
     found = identify(given.environ, HERE, given.rank, given.size, given.store)
     return found.rank, found.size, found.meeting
 
