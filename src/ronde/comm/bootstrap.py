@@ -136,8 +136,8 @@ def wire_again(
             tcp, tcp_address = listen(Address(host=address))
             listeners.enter_context(tcp)
             target = str(tcp_address)
-        told = exchange(f"{_usable_cores():x} {target}".encode())
-        cores_of, targets = zip(*(_cores_and_target(payload, peer) for peer, payload in enumerate(told)))
+        received = exchange(f"{_usable_cores():x} {target}".encode())
+        cores_of, targets = zip(*(_cores_and_target(payload, peer) for peer, payload in enumerate(received)))
         cores = functools.reduce(operator.or_, (cores_of[each] for each in topology.local_ranks))
         if not target:
             return Wiring(topology, cores.bit_count(), {}, {})
@@ -266,8 +266,8 @@ def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStac
     """Do step 1. The sockets that listen belong to `listeners`."""
     unix, _ = listen(parse_address(mine.unix))
     listeners.enter_context(unix)
-    told = exchange(mine.encode())
-    records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(told)]
+    received = exchange(mine.encode())
+    records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(received)]
     check_equal([record.alike for record in records])
     topology = compute_topology(rank, [record.key for record in records], [record.name for record in records])
     cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
@@ -284,9 +284,9 @@ def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStac
     return _Plan(topology, cores, targets, [unix, tcp], offered)
 
 
-def _address_from(peer: int, told: bytes) -> Address:
+def _address_from(peer: int, received: bytes) -> Address:
     try:
-        return parse_address(told.decode())
+        return parse_address(received.decode())
     except ValueError:
         raise _malformed(peer) from None
 

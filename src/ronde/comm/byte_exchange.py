@@ -36,7 +36,6 @@ __all__ = [
     "unframed",
 ]
 
-
 # Returns the bytes of all ranks, in rank order. All ranks call it.
 Exchange = Callable[[bytes], list[bytes]]
 
@@ -114,11 +113,11 @@ def exchange_among(comm: Communicator, ranks: Sequence[int]) -> Exchange:
         if comm.rank != first:
             send_bytes(comm, mine, first, _TAG)
             return unframed(np.frombuffer(receive_bytes(comm, first, _TAG), np.uint8))
-        told = [mine, *(receive_bytes(comm, rank, _TAG) for rank in others)]
-        everything = b"".join(framed(message).tobytes() for message in told)
+        received = [mine, *(receive_bytes(comm, rank, _TAG) for rank in others)]
+        everything = b"".join(framed(message).tobytes() for message in received)
         for rank in others:
             send_bytes(comm, everything, rank, _TAG)
-        return told
+        return received
 
     return exchange
 
@@ -148,7 +147,7 @@ def _joined(first: np.ndarray, rest: np.ndarray) -> bytes:
 
 def require_equal(exchange: Exchange, values: Mapping[str, object]) -> None:
     """Compare the values with those of the other ranks, which all call it. Raises MismatchError on all of them."""
-    check_equal([_TEXTS.decode(told) for told in exchange(_TEXTS.encode(as_texts(values)))])
+    check_equal([_TEXTS.decode(received) for received in exchange(_TEXTS.encode(as_texts(values)))])
 
 
 def as_texts(values: Mapping[str, object]) -> dict[str, str]:
@@ -156,10 +155,13 @@ def as_texts(values: Mapping[str, object]) -> dict[str, str]:
     return {name: repr(value) for name, value in values.items()}
 
 
-def check_equal(told: Sequence[Mapping[str, str]]) -> None:
-    """Raise MismatchError unless all ranks have the values of rank 0. `told`: what `as_texts` returned, by rank."""
-    for rank, texts in enumerate(told):
-        for name, text in told[0].items():
+def check_equal(received: Sequence[Mapping[str, str]]) -> None:
+    """Raise MismatchError unless all ranks have the values of rank 0.
+
+    `received`: the results of `as_texts`, by rank.
+    """
+    for rank, texts in enumerate(received):
+        for name, text in received[0].items():
             if texts.get(name) != text:
                 raise MismatchError(
                     f"{name} is {text} on rank 0 and {texts.get(name)} on rank {rank}: it must be the same on all ranks"

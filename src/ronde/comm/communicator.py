@@ -278,11 +278,11 @@ class Communicator:
             AbortedError: a rank called `abort`.
             TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
-        told = self._native.allgather(x, out)
-        if told is out:
-            return told
+        answer = self._native.allgather(x, out)
+        if answer is out:
+            return answer
         given = operand(x)
-        rows = told or self._begin_gather(given, -1)
+        rows = answer or self._begin_gather(given, -1)
         with self._awaited("allgather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
         row_bytes = given.row_bytes
@@ -309,11 +309,11 @@ class Communicator:
             AbortedError: a rank called `abort`.
             TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
-        told = self._native.gather(x, out, root)
-        if told is out or told is None:
-            return told
+        answer = self._native.gather(x, out, root)
+        if answer is out or answer is None:
+            return answer
         given = operand(x)
-        rows = told or self._begin_gather(given, self._root(root))
+        rows = answer or self._begin_gather(given, self._root(root))
         row_bytes = given.row_bytes
         sizes = [row * row_bytes for row in rows]
         if self.rank != root:
@@ -379,13 +379,13 @@ class Communicator:
             return words
         given = self._with_axis(x, "scatter") if self.rank == self._root(root) else None
         words = words or self._begin_scatter(given, root)
-        told = self._described(words) if given is None else given
-        rows = even_split(told.row_count, self.size)
+        whole = self._described(words) if given is None else given
+        rows = even_split(whole.row_count, self.size)
         with self._awaited("scatter"):
-            goal = late_target(told, (rows[self.rank], *told.row_shape), out)
+            goal = late_target(whole, (rows[self.rank], *whole.row_shape), out)
         memory = None if given is None else given.memory
-        sizes = [row * told.row_bytes for row in rows]
-        self._native.end_scatter_as(memory, goal.memory, sizes, told.dtype, root)
+        sizes = [row * whole.row_bytes for row in rows]
+        self._native.end_scatter_as(memory, goal.memory, sizes, whole.dtype, root)
         return goal.finish()
 
     def alltoall(
@@ -670,10 +670,10 @@ class Communicator:
 
     def _list_of(self, rank: int, length: int, mine: Sequence[int]) -> list[int]:
         """Return the list of this length that rank `rank` passes as `mine`. All ranks call it."""
-        told = np.array(mine if rank == self.rank else [0] * length, np.int64)
+        listed = np.array(mine if rank == self.rank else [0] * length, np.int64)
         if length:
-            self._broadcast_sealed(told.view(np.uint8), rank)
-        return told.tolist()  # type: ignore[no-any-return]
+            self._broadcast_sealed(listed.view(np.uint8), rank)
+        return listed.tolist()  # type: ignore[no-any-return]
 
     def _child(self, ranks: list[int], is_twin: bool = False) -> Communicator:
         child = self._connect(self, ranks, self._splits_made, is_twin, self._deadline_ns)

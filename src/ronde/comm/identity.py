@@ -44,7 +44,6 @@ __all__ = [
     "interpret_init_arguments",
 ]
 
-
 Environment = Mapping[str, str]
 
 FORMS = "expected env://, tcp://host:port or file:///path"

@@ -14,14 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "ListNote",
-    "Topology",
-    "compute_topology",
-    "contradiction_of",
-    "note_of",
-]
-
+__all__ = ["ListNote", "Topology", "compute_topology", "contradiction_of", "note_of"]
 
 _SHOWN = 32  # ranks of a list in an error
 

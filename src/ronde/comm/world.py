@@ -50,7 +50,6 @@ __all__ = [
     "world",
 ]
 
-
 VISIT_NS = 2 * 10**9  # how long to look for another process of this rank
 
 _log = logging.getLogger(__name__)

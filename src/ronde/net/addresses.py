@@ -52,7 +52,6 @@ __all__ = [
     "resolve_all",
 ]
 
-
 # No machine has this address (RFC 5737), and the default route leads to it. Nothing is sent there.
 OUTSIDE = "192.0.2.1"
 LOOPBACK_REMEDY = (

@@ -21,16 +21,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = [
-    "SILENT_NS",
-    "TALKING_NS",
-    "AcceptFailures",
-    "Refusals",
-    "Room",
-    "Strangers",
-    "Verdict",
-]
-
+__all__ = ["SILENT_NS", "TALKING_NS", "AcceptFailures", "Refusals", "Room", "Strangers", "Verdict"]
 
 SILENT_NS = 50 * 10**6
 TALKING_NS = 500 * 10**6

@@ -28,17 +28,7 @@ from ronde.net.descriptors import OwnSocket, raise_descriptor_limit
 from ronde.net.foreign_protocols import is_probe
 from ronde.net.unix_peers import process_and_user
 
-__all__ = [
-    "HANDSHAKE_NS",
-    "MAX_STRANGERS",
-    "AuthenticatedConnection",
-    "Authenticator",
-    "Caller",
-    "accept_caller",
-    "is_shortage",
-    "source_of",
-]
-
+__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "AuthenticatedConnection", "Authenticator", "source_of"]
 
 MOST_BROKEN = 16  # in a row, so that the other sockets of a loop get their turn
 ANOTHER_USER = "this Unix socket accepts only processes of the same user"
@@ -83,7 +73,7 @@ class _Listener:
 class _Stranger:
     __slots__ = ("fd", "handshake", "inbox", "listener", "name", "since_ns", "sock")
 
-    def __init__(self, caller: Caller, listener: _Listener, handshake: Handshake, since_ns: int) -> None:
+    def __init__(self, caller: _Caller, listener: _Listener, handshake: Handshake, since_ns: int) -> None:
         self.sock = caller.sock
         self.fd = caller.sock.fileno()
         self.name = caller.name
@@ -197,7 +187,7 @@ class Authenticator:
                 self._pause_listener(listener, room.wait_until_ns)
                 return
             try:
-                caller = accept_caller(listener.sock, self._note_refusal)
+                caller = _accept_caller(listener.sock, self._note_refusal)
             except OSError as error:
                 self._handle_accept_failure(listener, error, now_ns)
                 return
@@ -210,17 +200,17 @@ class Authenticator:
 
     def _handle_accept_failure(self, listener: _Listener, error: OSError, now_ns: int) -> None:
         """Handle a failing listener: close a stranger if that helps, else pause, or give up for good."""
-        if is_shortage(error) and raise_descriptor_limit():
+        if _is_shortage(error) and raise_descriptor_limit():
             return
         crowded = max(self._listeners.values(), key=lambda each: len(each.strangers))
-        if is_shortage(error) and crowded.strangers:
+        if _is_shortage(error) and crowded.strangers:
             room = crowded.strangers.find_room(now_ns, is_short=True)
             if room.leaver is not None:
                 self._refuse_stranger(room.leaver, CROWD)
             else:
                 self._pause_listener(listener, room.wait_until_ns)
             return
-        verdict = listener.failures.note_failure(is_shortage(error), now_ns)
+        verdict = listener.failures.note_failure(_is_shortage(error), now_ns)
         if verdict.is_new:
             self._report(error)
         self._pause_listener(listener, now_ns + verdict.pause_ns)
@@ -231,7 +221,7 @@ class Authenticator:
             if not self._listeners:
                 self._give_up(error)
 
-    def _begin_handshake(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
+    def _begin_handshake(self, listener: _Listener, caller: _Caller, now_ns: int) -> None:
         try:
             handshake = self._greet(caller.sock)
         except OSError:  # the connection has broken meanwhile
@@ -298,7 +288,7 @@ class Authenticator:
 # One connection
 
 
-class Caller(NamedTuple):
+class _Caller(NamedTuple):
     """A new, non-blocking connection. `source`: shared by all that one peer can easily make; `name`: for messages."""
 
     sock: socket.socket
@@ -306,11 +296,11 @@ class Caller(NamedTuple):
     name: str
 
 
-def accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]) -> Caller | None:
+def _accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]) -> _Caller | None:
     """Return the next connection in the queue of a non-blocking listener, or None if there is no intact one.
 
     `turn_away` gets the reason and the name for each connection of another user. Raises OSError if the listener cannot
-    accept: see `is_shortage`.
+    accept: see `_is_shortage`.
     """
     for _ in range(MOST_BROKEN):
         try:
@@ -325,16 +315,16 @@ def accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             host, port = address[:2]
-            return Caller(sock, source_of(host), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            return _Caller(sock, source_of(host), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         process, user = process_and_user(sock)
         if user == os.geteuid():
-            return Caller(sock, "", f"process {process}")
+            return _Caller(sock, "", f"process {process}")
         sock.close()
         turn_away(ANOTHER_USER, f"process {process} of user {user}")
     return None
 
 
-def is_shortage(error: OSError) -> bool:
+def _is_shortage(error: OSError) -> bool:
     """Return whether `accept` failed because descriptors or memory were short, which may pass."""
     return error.errno in _SHORTAGES
 

@@ -53,7 +53,6 @@ __all__ = [
     "send_all",
 ]
 
-
 PROTOCOL_VERSION = 3
 MAGIC = b"RNDE"
 LABEL_BYTES = 16

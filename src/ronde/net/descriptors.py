@@ -29,7 +29,6 @@ __all__ = [
     "raise_descriptor_limit",
 ]
 
-
 MOST = 21_000  # a store's clients and the other descriptors of a process
 SPARE = 64  # for files that the program opens meanwhile
 

@@ -40,7 +40,6 @@ __all__ = [
     "read_key_file",
 ]
 
-
 INSECURE = (
     "the job's name is its key, so a stranger on this network who guesses the name can join this job and run "
     "programs in it: set RONDE_JOB_KEY_FILE instead (docs/security.md says how)"

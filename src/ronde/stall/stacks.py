@@ -36,7 +36,6 @@ __all__ = [
     "places_of_waits",
 ]
 
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_CHILDREN = 8
 _CHILDREN_S = 0.15  # for all children together: the answer is due after kInterpretersTime_ns of cpp/stalls.h
