@@ -43,6 +43,7 @@ __all__ = [
     "addresses_here",
     "everywhere",
     "interface_addresses",
+    "interface_of",
     "is_loopback",
     "is_ours",
     "listen",

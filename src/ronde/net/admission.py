@@ -23,11 +23,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["SILENT_NS", "TALKING_NS", "AcceptFailures", "Refusals", "Room", "Strangers", "Verdict"]
 
-SILENT_NS = 50 * 10**6
-TALKING_NS = 500 * 10**6
+# How long a stranger may stay while others wait: without a hello, and after it.
+SILENT_NS, TALKING_NS = 50 * 10**6, 500 * 10**6
+# Between two log lines with the same reason, and how many reasons are counted apart.
 INTERVAL_NS = 10 * 10**9
 MOST_REASONS = 8
 OTHER_REASONS = "other reasons"
+# Before a failing `accept` is tried again, and after which time it is final.
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 10**9
 GIVE_UP_NS = 10 * 10**9
 

@@ -50,7 +50,9 @@ ATTEMPTS = 3
 OTHERS_READ = 0o077
 ROOT_MAY_ALLOW = 0o640  # Kubernetes lets the group of a Pod (fsGroup) read a mounted Secret, which is root's
 _WITHOUT_MODES = "a file system without Unix modes (vfat, some network mounts)"
-_ELSEWHERE = f"if the mode stays, that is {_WITHOUT_MODES}: set RONDE_JOB_KEY_FILE to a file on another one"
+_IF_THE_MODE_STAYS = (
+    f"if the mode stays, that is {_WITHOUT_MODES}: set RONDE_JOB_KEY_FILE to a file on another one"
+)
 # Where the processes of one machine find a key if there is no home directory.
 _ON_THIS_MACHINE = ("/tmp", "/dev/shm")
 _MEMORY = "ronde-job-key"  # the name of the memory file
@@ -215,7 +217,7 @@ def _check_directory(place: int, directory: str) -> None:
     if writers := describe_other_writers(status, directory):
         raise UsageError(
             f"{writers}, so the job key in it may be theirs: chmod 700 {directory}, and remove {KEY_FILE} there if you "
-            f"do not trust it; {_ELSEWHERE}"
+            f"do not trust it; {_IF_THE_MODE_STAYS}"
         )
 
 
@@ -271,5 +273,5 @@ def _check_file(status: os.stat_result, path: str) -> None:
     if mode & OTHERS_READ:
         raise UsageError(
             f"others may read the job key {path} (mode {mode:04o}), so it may be known: chmod 600 {path}, and make a "
-            f"new one if others use this machine; {_ELSEWHERE}"
+            f"new one if others use this machine; {_IF_THE_MODE_STAYS}"
         )
