@@ -1,4 +1,4 @@
-// The keys of a connection (ronde/net/protection.py) as Python passes them.
+// The keys of a connection (ronde/net/authentication.py) as Python passes them.
 #pragma once
 
 #include <Python.h>

@@ -71,16 +71,17 @@ if TYPE_CHECKING:
     from ronde._native import Handle
     from ronde.checkpoints import Checkpoints
     from ronde.comm.communicator import Communicator
-    from ronde.comm.queries import (
+    from ronde.comm.world import (
         cross_rank,
         cross_size,
         is_homogeneous,
+        is_initialized,
         local_rank,
         local_size,
         rank,
         size,
+        world,
     )
-    from ronde.comm.world import is_initialized, world
     from ronde.engine.objects import allgather_object, broadcast_object
     from ronde.engine.operations import (
         allgather,
@@ -194,6 +195,19 @@ __all__ = [
     "world",
 ]
 
+_OF_THE_WORLD = (
+    *(
+        "cross_rank",
+        "cross_size",
+        "is_homogeneous",
+        "is_initialized",
+        "local_rank",
+        "local_size",
+        "rank",
+        "size",
+    ),
+    "world",
+)
 _OF_THE_PROCESS = (
     "add_process_set",
     "get_process_set_ids_and_ranks",
@@ -209,17 +223,13 @@ _OF_THE_PROCESS = (
 _LAZY = {  # all other names are operations of the engine
     "Checkpoints": "ronde.checkpoints",
     "Communicator": "ronde.comm.communicator",
-    **dict.fromkeys(("is_initialized", "world"), "ronde.comm.world"),
+    **dict.fromkeys(_OF_THE_WORLD, "ronde.comm.world"),
     "Handle": "ronde._native",
     **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
     "ProcessSet": "ronde.engine.process",
     "record": "ronde.process.record_errors",
     "run": "ronde.launch.callables",
     **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
-    **dict.fromkeys(
-        ("cross_rank", "cross_size", "is_homogeneous", "local_rank", "local_size", "rank", "size"),
-        "ronde.comm.queries",
-    ),
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
 
 __all__ = ["describe_hiding"]
 
@@ -76,8 +77,6 @@ def _is_in(file: str, places: list[str]) -> bool:
 
 def _places_elsewhere(name: str, folder: str) -> list[str] | None:
     """Return the file or the folders of the module that would be found without the folder; None if there is none."""
-    from importlib.machinery import PathFinder
-
     if name == "ronde":  # an editable installation is found in another way
         return []
     paths = [path for path in sys.path if os.path.abspath(path or ".") != os.path.abspath(folder)]

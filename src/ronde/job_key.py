@@ -1,14 +1,12 @@
-"""The secret of a job. The module loads cryptography only when it is needed, which most launchers never do."""
+"""The secret of a job."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import TYPE_CHECKING
+from hmac import HMAC, compare_digest
 
 from ronde.errors import UsageError
-
-if TYPE_CHECKING:
-    from hmac import HMAC
 
 __all__ = ["KEY_BYTES", "JobKey"]
 
@@ -46,8 +44,6 @@ class JobKey:
     @classmethod
     def derived_from(cls, job: str) -> JobKey:
         """Return a key that depends on the job's name alone. It prevents mix-ups, not attacks."""
-        import hashlib
-
         return cls(hashlib.sha256(b"ronde: key of the job named " + job.encode()).digest())
 
     def of_job(self, job: str) -> JobKey:
@@ -74,17 +70,13 @@ class JobKey:
 
     def begin_hmac(self, *parts: bytes) -> HMAC:
         """Return the HMAC of these parts as an object, to be updated with more bytes, whose number the parts tell."""
-        import hmac
-
-        mac = hmac.new(self._secret, digestmod="sha256")
+        mac = HMAC(self._secret, digestmod="sha256")
         for part in parts:
             mac.update(len(part).to_bytes(8, "big") + part)
         return mac
 
     def __eq__(self, other: object) -> bool:
-        import hmac
-
-        return isinstance(other, JobKey) and hmac.compare_digest(self._secret, other._secret)
+        return isinstance(other, JobKey) and compare_digest(self._secret, other._secret)
 
     def __hash__(self) -> int:
         return hash(self._secret)

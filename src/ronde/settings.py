@@ -7,6 +7,7 @@ docs/settings.md from it.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -480,8 +481,6 @@ def ignored_horovod_variables(environ: Mapping[str, str]) -> list[str]:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    import difflib  # slow to load
-
     by_rest = {each.removeprefix(PREFIX): each for each in known}  # the common prefix makes nothing similar
     near = difflib.get_close_matches(name.removeprefix(PREFIX), by_rest, n=1)
     return f"; did you mean {by_rest[near[0]]}?" if near else ""

@@ -11,7 +11,7 @@ The annotations say how a value is written and what is read, so there is no seco
     int                          64 bits; `Natural` is not negative, and `Annotated[int, range(...)]` has other limits
 
 What arrives is checked against the types exactly: no text becomes a number, and no field is missing or left over. Only
-values of the named classes come out, whoever wrote the bytes; all other bytes raise ProtocolError.
+values of the named classes come out; all other bytes raise ProtocolError.
 
 Why not `msgspec`: it takes no unions of dataclasses, ignores their unknown fields, and writes NaN as null, so that all
 messages would have to derive from its own class. It decodes ten times as fast, which saves 6 ms when a model's 1,000

@@ -14,7 +14,7 @@ from tests.conformance.altering_relay import Alter, AlteringRelay
 from ronde.comm.byte_exchange import broadcast_bytes
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
-from ronde.comm.gathering import Gathering
+from ronde.comm.world_attempt import WorldAttempt
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse_address
 from ronde.net.connections import Channel
@@ -77,7 +77,7 @@ def run(
 
     def play(rank: int, relay: AlteringRelay, target: list[tuple[str, int]]) -> None:
         now_ns = time.monotonic_ns()
-        through_store = Gathering(store, rank, 2, now_ns, now_ns + 60 * 10**9).exchange
+        through_store = WorldAttempt(store, rank, 2, now_ns, now_ns + 60 * 10**9).exchange
 
         def exchange(mine: bytes) -> list[bytes]:
             told = through_store(mine)

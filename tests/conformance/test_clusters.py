@@ -25,7 +25,7 @@ from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
-from ronde.net.protection import Protection
+from ronde.net.authentication import Protection
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

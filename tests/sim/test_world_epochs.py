@@ -19,8 +19,8 @@ from ronde.comm.world_epochs import (
     Add,
     CompareSet,
     Ending,
+    EndingKind,
     Epoch,
-    How,
     MultiGet,
     Reaction,
     Request,
@@ -94,7 +94,7 @@ class Process:
                         for rank in range(keys.size)
                         if keys.record(epoch, stage, rank) not in sim.content
                     )
-                    how = How.TIMED_OUT if missing else How.FAILED
+                    how = EndingKind.TIMED_OUT if missing else EndingKind.FAILED
                     late = missing if stage == 0 else ()
                     ending = Ending(how, self.rank, "", missing, late=late)
                     yield from self._end(epoch, stage, ending)
@@ -106,7 +106,7 @@ class Process:
                 return
             assert len(found.split(b",")) == keys.size
             if sim.has_faults and sim.choose.random() < 0.1:
-                yield from self._end(epoch, stage + 1, Ending(How.FAILED, self.rank, ""))
+                yield from self._end(epoch, stage + 1, Ending(EndingKind.FAILED, self.rank, ""))
                 return
         yield from self._connect(epoch, patience)
 
@@ -133,7 +133,7 @@ class Process:
             patience -= 1
             if patience < 0:
                 sim.connected[epoch].discard(self)
-                yield from self._end(epoch, 2, Ending(How.FAILED, self.rank, ""))
+                yield from self._end(epoch, 2, Ending(EndingKind.FAILED, self.rank, ""))
                 return
         self.is_done = self.has_formed = True
         if self.rank == 0:
@@ -149,7 +149,7 @@ class Process:
 
     def _judge(self, ending: Ending, epoch: Epoch) -> Generator[Request | Look, Any, None]:
         if judge_ending(ending, self.rank) is Reaction.CONTEST:
-            yield from end_epoch(self.sim.keys, epoch.following, 0, Ending(How.TWICE, self.rank, ""))
+            yield from end_epoch(self.sim.keys, epoch.following, 0, Ending(EndingKind.TWICE, self.rank, ""))
 
 
 class Simulation:

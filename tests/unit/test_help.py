@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import ronde
-from ronde.help_texts import complete_help
 
 SOURCES = Path(ronde.__file__).parent
 
@@ -244,29 +243,6 @@ def test_a_class_with_parameters_of_spark_describes_all_of_them(
 def classes_in(path: Path) -> dict[str, ast.ClassDef]:
     body = ast.parse(path.read_text(encoding="utf-8")).body
     return {each.name: each for each in body if isinstance(each, ast.ClassDef)}
-
-
-def test_a_shared_parameter_without_a_description_is_an_error() -> None:
-    def operation(undescribed: int) -> None:
-        """Do it."""
-
-    with pytest.raises(KeyError, match="undescribed"):
-        complete_help([operation], {}, {}, "")
-
-
-def test_a_docstring_replaces_what_is_shared() -> None:
-    def operation(x: int) -> None:
-        """Do it.
-
-        Args:
-            x: special.
-        """
-
-    complete_help([operation], {"x": "shared"}, {"ValueError": "never."}, "")
-    doc = inspect.getdoc(operation) or ""
-    assert "    x: special." in doc
-    assert "x: shared" not in doc
-    assert "    ValueError: never." in doc
 
 
 def test_the_help_of_the_package_begins_with_all_its_names() -> None:

@@ -117,7 +117,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
         return run_hosts(config, variables)
     from ronde.launch.agent.agent import run_agent
-    from ronde.net.descriptor_limit import make_room
+    from ronde.net.descriptors import make_room
 
     make_room(4 * config.worker.slots + 8, f"-n {config.worker.slots}")
     result = run_agent(config, variables, reads=True)

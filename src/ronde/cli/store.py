@@ -137,7 +137,7 @@ def _wait_for_the_end(server: StoreServer, endings: set[signal.Signals]) -> bool
 def _find_key(file: str) -> JobKey:
     """Return the key in the file, else that of the environment. Raises UsageError."""
     from ronde.environment import environment
-    from ronde.net.key_files import read_key_file
+    from ronde.net.job_keys import read_key_file
     from ronde.settings import resolve
 
     settings = resolve(environment())

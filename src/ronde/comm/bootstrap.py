@@ -21,18 +21,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from ronde.comm.byte_exchange import Exchange
-from ronde.comm.equal_values import as_texts, check_equal
-from ronde.comm.gathering import RECORD_LIMIT_BYTES
-from ronde.comm.placement import Topology, compute_topology
+from ronde.comm.byte_exchange import Exchange, as_texts, check_equal
+from ronde.comm.topology import Topology, compute_topology
+from ronde.comm.world_attempt import RECORD_LIMIT_BYTES
 from ronde.errors import ProtocolError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse_address
-from ronde.net.authentication import PROTOCOL_VERSION
+from ronde.net.authentication import PROTOCOL_VERSION, SECRET, ConnectionKeys
 from ronde.net.connections import Channel, Slot, open_connections
-from ronde.net.descriptor_limit import make_room
+from ronde.net.descriptors import make_room
 from ronde.net.host import host_identity, host_name
-from ronde.net.protection import SECRET, ConnectionKeys
 from ronde.process.process_groups import usable_core_numbers
 from ronde.settings import Settings
 from ronde.typed_json import TypedJson
@@ -138,8 +136,8 @@ def wire_again(
             tcp, tcp_address = listen(Address(host=address))
             listeners.enter_context(tcp)
             target = str(tcp_address)
-        told = exchange(f"{_usable_cores():x} {target}".encode())
-        cores_of, targets = zip(*(_cores_and_target(payload, peer) for peer, payload in enumerate(told)))
+        received = exchange(f"{_usable_cores():x} {target}".encode())
+        cores_of, targets = zip(*(_cores_and_target(payload, peer) for peer, payload in enumerate(received)))
         cores = functools.reduce(operator.or_, (cores_of[each] for each in topology.local_ranks))
         if not target:
             return Wiring(topology, cores.bit_count(), {}, {})
@@ -167,16 +165,16 @@ def _connect(
     check: Callable[[], None] | None = None,
 ) -> Wiring:
     """Do step 2."""
-    topology, (calls, answers) = plan.topology, slots
+    topology, (outgoing, incoming) = plan.topology, slots
     make_room(
-        len(calls) + len(answers) + topology.local_size, f"connecting to {topology.size - 1} other ranks"
+        len(outgoing) + len(incoming) + topology.local_size, f"connecting to {topology.size - 1} other ranks"
     )
     connections = open_connections(
         topology.rank,
         list(topology.hosts),
         plan.listeners,
-        calls,
-        answers,
+        outgoing,
+        incoming,
         key,
         purpose,
         deadline_ns,
@@ -268,8 +266,8 @@ def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStac
     """Do step 1. The sockets that listen belong to `listeners`."""
     unix, _ = listen(parse_address(mine.unix))
     listeners.enter_context(unix)
-    told = exchange(mine.encode())
-    records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(told)]
+    received = exchange(mine.encode())
+    records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(received)]
     check_equal([record.alike for record in records])
     topology = compute_topology(rank, [record.key for record in records], [record.name for record in records])
     cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
@@ -286,9 +284,9 @@ def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStac
     return _Plan(topology, cores, targets, [unix, tcp], offered)
 
 
-def _address_from(peer: int, told: bytes) -> Address:
+def _address_from(peer: int, received: bytes) -> Address:
     try:
-        return parse_address(told.decode())
+        return parse_address(received.decode())
     except ValueError:
         raise _malformed(peer) from None
 
@@ -310,17 +308,17 @@ def _address_for_other_hosts(mine: _RankRecord, records: list[_RankRecord]) -> s
 def _slots(plan: _Plan, tcp_streams: int, has_controls: bool) -> tuple[dict[Slot, Address], list[Slot]]:
     """Return the connections that this rank opens, and those that it accepts."""
     topology = plan.topology
-    calls: dict[Slot, Address] = {}
-    answers: list[Slot] = []
+    outgoing: dict[Slot, Address] = {}
+    incoming: list[Slot] = []
     for peer in range(topology.size):
         slots = [Slot(peer, Channel.CONTROL)] if has_controls else []
         if not topology.is_local(peer):
             slots += [Slot(peer, Channel.DATA, stream) for stream in range(tcp_streams)]
         if peer < topology.rank:
-            calls.update((slot, plan.targets[peer]) for slot in slots)
+            outgoing.update((slot, plan.targets[peer]) for slot in slots)
         elif peer > topology.rank:
-            answers += slots
-    return calls, answers
+            incoming += slots
+    return outgoing, incoming
 
 
 def _tune(sock: socket.socket, channel: Channel, peer_timeout_ns: int) -> None:

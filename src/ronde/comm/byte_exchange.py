@@ -1,7 +1,8 @@
 """Exchanges bytes of any length between the ranks of a communicator: Ronde's messages, not tensors.
 
-A function of the type `Exchange` gives every rank the bytes of all. There are three: that of a `Gathering` at a store,
-before a communicator exists (`comm/gathering`); `allgather_bytes` of all ranks; and `exchange_among` some of them.
+A function of the type `Exchange` gives every rank the bytes of all. There are three: that of a `WorldAttempt` at a
+store, before a communicator exists (`comm/world_attempt`); `allgather_bytes` of all ranks; and `exchange_among` some of
+them. `require_equal` checks through one of them that all ranks have the same values.
 
 Messages from one rank, to another or to all, carry tags between hosts, with any setting `protection`. Messages gathered
 from all ranks at once do not.
@@ -9,12 +10,13 @@ from all ranks at once do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ronde.errors import ProtocolError
+from ronde.errors import MismatchError, ProtocolError
+from ronde.typed_json import TypedJson
 
 if TYPE_CHECKING:
     from ronde.comm.communicator import Communicator
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Exchange",
     "allgather_bytes",
+    "as_texts",
     "broadcast_bytes",
+    "check_equal",
     "exchange_among",
     "framed",
     "gather_bytes",
     "receive_bytes",
+    "require_equal",
     "send_bytes",
     "unframed",
 ]
@@ -34,6 +39,7 @@ __all__ = [
 # Returns the bytes of all ranks, in rank order. All ranks call it.
 Exchange = Callable[[bytes], list[bytes]]
 
+_TEXTS: TypedJson[Mapping[str, str]] = TypedJson(Mapping[str, str], "list of values")
 _LENGTH_BYTES = 8
 _FIRST_BYTES = 2048  # enough for nearly all messages; the rest of a longer one follows in a second part
 _ROOM = _FIRST_BYTES - _LENGTH_BYTES
@@ -107,11 +113,11 @@ def exchange_among(comm: Communicator, ranks: Sequence[int]) -> Exchange:
         if comm.rank != first:
             send_bytes(comm, mine, first, _TAG)
             return unframed(np.frombuffer(receive_bytes(comm, first, _TAG), np.uint8))
-        told = [mine, *(receive_bytes(comm, rank, _TAG) for rank in others)]
-        everything = b"".join(framed(message).tobytes() for message in told)
+        received = [mine, *(receive_bytes(comm, rank, _TAG) for rank in others)]
+        everything = b"".join(framed(message).tobytes() for message in received)
         for rank in others:
             send_bytes(comm, everything, rank, _TAG)
-        return told
+        return received
 
     return exchange
 
@@ -134,3 +140,29 @@ def _length_of_rest(first: np.ndarray) -> int:
 
 def _joined(first: np.ndarray, rest: np.ndarray) -> bytes:
     return (first[_LENGTH_BYTES:].tobytes() + rest.tobytes())[: _length(first)]
+
+
+# Values that must be equal
+
+
+def require_equal(exchange: Exchange, values: Mapping[str, object]) -> None:
+    """Compare the values with those of the other ranks, which all call it. Raises MismatchError on all of them."""
+    check_equal([_TEXTS.decode(received) for received in exchange(_TEXTS.encode(as_texts(values)))])
+
+
+def as_texts(values: Mapping[str, object]) -> dict[str, str]:
+    """Return the values as texts, which are compared and shown."""
+    return {name: repr(value) for name, value in values.items()}
+
+
+def check_equal(received: Sequence[Mapping[str, str]]) -> None:
+    """Raise MismatchError unless all ranks have the values of rank 0.
+
+    `received`: the results of `as_texts`, by rank.
+    """
+    for rank, texts in enumerate(received):
+        for name, text in received[0].items():
+            if texts.get(name) != text:
+                raise MismatchError(
+                    f"{name} is {text} on rank 0 and {texts.get(name)} on rank {rank}: it must be the same on all ranks"
+                )

@@ -26,10 +26,9 @@ import numpy as np
 from ronde import _native
 from ronde.comm import arrays
 from ronde.comm.arrays import ArrayT, Number, Operand, late_target, operand, target
-from ronde.comm.communicator_help import complete_help_of_communicator
-from ronde.comm.group_lists import ListNote, contradiction_of, note_of
 from ronde.comm.shared_memory import share_segment
 from ronde.comm.splits import check_has_rows, even_split, row_counts
+from ronde.comm.topology import ListNote, contradiction_of, note_of
 from ronde.errors import MismatchError, RondeError, UsageError
 from ronde.foreign_names import advice
 from ronde.stall.reports import CALLS
@@ -39,7 +38,7 @@ from ronde.types import DType, Kind, ReduceOp, Sum
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-    from ronde.comm.placement import Topology
+    from ronde.comm.topology import Topology
     from ronde.settings import Settings
 
 __all__ = ["Communicator"]
@@ -163,6 +162,24 @@ class Communicator:
 
         Min and Max propagate NaN; averages of integers are truncated towards zero; 16-bit floats are summed in float32
         and rounded once. Arrays of `empty` are not copied. docs/communicator.md has the order of sums.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: a NumPy array or a PyTorch tensor on the CPU; the result is of the same kind. A number, or anything else
+                with DLPack or the buffer protocol, gives a NumPy array. Any dtype of float16, bfloat16, float32,
+                float64, int8 to int64, uint8 to uint64, bool, complex64, complex128; the same shape and dtype on all
+                ranks.
+            op: the reduction: ronde.Sum, Average, Min, Max, Product, BitAnd, BitOr, BitXor, or Adasum (default: Sum;
+                `ronde.allreduce` and `ronde.torch.allreduce` average by default).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
@@ -177,7 +194,23 @@ class Communicator:
     def reduce(
         self, x: ArrayT, root: int = 0, *, op: ReduceOp = Sum, out: ArrayT | None = None
     ) -> ArrayT | None:
-        """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere."""
+        """Combine the arrays of all ranks like `allreduce`. Return the result at `root`, None elsewhere.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            root: the rank that gets the result (default: 0).
+            op: the reduction, as for `allreduce`, but not Adasum (default: Sum).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
         done = self._native.reduce(x, out, op, root)
@@ -195,6 +228,20 @@ class Communicator:
         """Combine like `allreduce`, but return only this rank's share of the first axis.
 
         The first axis is split as `numpy.array_split` does: the first `len(x) % size` ranks get one row more.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            op: the reduction, as for `allreduce`, but not Adasum (default: Sum).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         if op.__class__ is not ReduceOp:
             raise _no_reduction(op)
@@ -215,12 +262,27 @@ class Communicator:
         """Concatenate the arrays of all ranks along the first axis, in rank order, and return the result on all ranks.
 
         First dimensions may differ between ranks, the others must agree. 0-d arrays give one element each.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
+                ranks.
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
-        told = self._native.allgather(x, out)
-        if told is out:
-            return told
+        answer = self._native.allgather(x, out)
+        if answer is out:
+            return answer
         given = operand(x)
-        rows = told or self._begin_gather(given, -1)
+        rows = answer or self._begin_gather(given, -1)
         with self._awaited("allgather"):
             goal = late_target(given, (sum(rows), *given.row_shape), out)
         row_bytes = given.row_bytes
@@ -229,12 +291,29 @@ class Communicator:
         return goal.finish()
 
     def gather(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT | None:
-        """Concatenate like `allgather`. Return the result at `root`, None elsewhere."""
-        told = self._native.gather(x, out, root)
-        if told is out or told is None:
-            return told
+        """Concatenate like `allgather`. Return the result at `root`, None elsewhere.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
+                ranks.
+            root: the rank that gets the result (default: 0).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
+        answer = self._native.gather(x, out, root)
+        if answer is out or answer is None:
+            return answer
         given = operand(x)
-        rows = told or self._begin_gather(given, self._root(root))
+        rows = answer or self._begin_gather(given, self._root(root))
         row_bytes = given.row_bytes
         sizes = [row * row_bytes for row in rows]
         if self.rank != root:
@@ -250,7 +329,22 @@ class Communicator:
     @overload
     def broadcast(self, x: ArrayT, root: int = 0, *, out: ArrayT | None = None) -> ArrayT: ...
     def broadcast(self, x: ArrayT | Number, root: int = 0, *, out: ArrayT | None = None) -> Any:
-        """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place."""
+        """Return `root`'s array on all ranks. `x` has the same shape and dtype on all ranks; `out=x` works in place.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            root: the rank that gives the array (default: 0).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         if out is not None and self._native.broadcast(x, out, root):
             return out
         given = operand(x)
@@ -264,25 +358,57 @@ class Communicator:
         """Split `root`'s array along the first axis, as `numpy.array_split` does, and return this rank's part.
 
         Only `root` passes `x`. The other ranks get NumPy arrays, or `out`.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`; not used on other ranks than `root`.
+            root: the rank that gives the array (default: 0).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         words = self._native.scatter(x, out, root)
         if words is out:
             return words
         given = self._with_axis(x, "scatter") if self.rank == self._root(root) else None
         words = words or self._begin_scatter(given, root)
-        told = self._described(words) if given is None else given
-        rows = even_split(told.row_count, self.size)
+        whole = self._described(words) if given is None else given
+        rows = even_split(whole.row_count, self.size)
         with self._awaited("scatter"):
-            goal = late_target(told, (rows[self.rank], *told.row_shape), out)
+            goal = late_target(whole, (rows[self.rank], *whole.row_shape), out)
         memory = None if given is None else given.memory
-        sizes = [row * told.row_bytes for row in rows]
-        self._native.end_scatter_as(memory, goal.memory, sizes, told.dtype, root)
+        sizes = [row * whole.row_bytes for row in rows]
+        self._native.end_scatter_as(memory, goal.memory, sizes, whole.dtype, root)
         return goal.finish()
 
     def alltoall(
         self, x: ArrayT, splits: Sequence[int] | None = None, *, out: ArrayT | None = None
     ) -> ArrayT:
-        """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order."""
+        """Send part p of the rows of `x` to rank p, and return the parts for this rank, concatenated in rank order.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
+                ranks.
+            splits: the number of rows for each rank, which add up to `len(x)` (None: the same number for all).
+            out: an array of the result's shape and dtype that receives the result (None: a new array).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent, unless the error says that the other ranks have their
+                results (`out` has the wrong shape). The next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         receiving = None if splits is not None else self._native.alltoall(x, out)
         if receiving is out and out is not None:
             return out  # type: ignore[no-any-return]
@@ -305,7 +431,16 @@ class Communicator:
         return goal.finish()
 
     def barrier(self) -> None:
-        """Return when all ranks have called it."""
+        """Return when all ranks have called it.
+
+        All ranks call it, in the same order as their other calls.
+
+        Raises:
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         self._native.barrier()
 
     # Point to point
@@ -314,12 +449,41 @@ class Communicator:
         """Send the array to rank `dest`, which calls `recv`; return when `x` may be changed again.
 
         Messages between two ranks are received in the order in which they were sent; `tag` (>= 0) must agree.
+
+        Only the two ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`.
+            dest: the receiving rank, not this one.
+            tag: a number from 0 to 2**31 - 1, the same in `recv` (default: 0).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         given = operand(x)
         self._native.send_as(given.memory, given.dtype, dest, _tag(tag))
 
     def recv(self, x: ArrayT, source: int, tag: int = 0) -> ArrayT:
-        """Fill `x` with the next array from rank `source`, of the same size and dtype, and return `x`."""
+        """Fill `x` with the next array from rank `source`, of the same size and dtype, and return `x`.
+
+        Only the two ranks call it, in the same order as their other calls.
+
+        Args:
+            x: an array as for `allreduce`.
+            source: the sending rank, not this one.
+            tag: a number from 0 to 2**31 - 1, the same in `send` (default: 0).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         given = operand(x)
         goal = target(given, given.shape, x)
         self._native.recv_as(goal.memory, given.dtype, source, _tag(tag))
@@ -339,7 +503,21 @@ class Communicator:
     # Making more
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Return a new communicator of the ranks with the same `color`, ordered by `key`, then by rank."""
+        """Return a new communicator of the ranks with the same `color`, ordered by `key`, then by rank.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            color: a whole number >= 0, or None for a rank that takes part in no new communicator.
+            key: the order of the ranks in the new communicator (default: 0, the order of this one).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
+        """
         if color is not None and (not isinstance(color, (int, np.integer)) or color < 0):
             raise UsageError(f"a color must be None or a whole number >= 0, not {color!r}")
         everyone = self._exchange_words([-1 if color is None else color, key])
@@ -357,6 +535,19 @@ class Communicator:
         the one that it belongs to, or none.
 
             pair = world.group([0, 3] if world.rank in (0, 3) else [1, 2], disjoint=True)
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            ranks: different ranks of this communicator: the same list on all ranks or, with `disjoint`, on all members.
+            disjoint: whether each rank lists the group that it belongs to (default: False).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         members = [operator.index(rank) for rank in ranks]
         if len(set(members)) != len(members) or not all(0 <= rank < self.size for rank in members):
@@ -377,6 +568,14 @@ class Communicator:
         """Return another communicator of the same ranks, with a separate order of calls.
 
         Symmetric memory of either is symmetric for both; only one thread at a time may call `empty` on the two.
+
+        All ranks call it, in the same order as their other calls.
+
+        Raises:
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         self._splits_made += 1
         return self._child(list(range(self.size)), is_twin=True)
@@ -395,6 +594,19 @@ class Communicator:
 
         Collectives work directly on such arrays and their views if all ranks of a host pass some. `torch.from_numpy`
         makes a tensor of it. The memory lives as long as the array or a view of it.
+
+        All ranks call it, in the same order as their other calls.
+
+        Args:
+            shape: a length, or lengths of all axes, the same on all ranks.
+            dtype: any NumPy dtype (default: float32).
+
+        Raises:
+            UsageError: an argument is invalid. Nothing was sent; the next call works.
+            MismatchError: the ranks made different calls; the error quotes both.
+            PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
+            AbortedError: a rank called `abort`.
+            TimeoutError: other ranks are missing for longer than the setting `timeout_ns` (default: no limit).
         """
         kind = np.dtype(dtype)
         axes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
@@ -458,10 +670,10 @@ class Communicator:
 
     def _list_of(self, rank: int, length: int, mine: Sequence[int]) -> list[int]:
         """Return the list of this length that rank `rank` passes as `mine`. All ranks call it."""
-        told = np.array(mine if rank == self.rank else [0] * length, np.int64)
+        listed = np.array(mine if rank == self.rank else [0] * length, np.int64)
         if length:
-            self._broadcast_sealed(told.view(np.uint8), rank)
-        return told.tolist()  # type: ignore[no-any-return]
+            self._broadcast_sealed(listed.view(np.uint8), rank)
+        return listed.tolist()  # type: ignore[no-any-return]
 
     def _child(self, ranks: list[int], is_twin: bool = False) -> Communicator:
         child = self._connect(self, ranks, self._splits_made, is_twin, self._deadline_ns)
@@ -562,6 +774,3 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
         return np.dtype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
     return np.dtype(dtype.name)
-
-
-complete_help_of_communicator(Communicator)

@@ -6,14 +6,15 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ronde import _native
 from ronde.comm.affinity import core_of, starting_threads_on
 from ronde.comm.bootstrap import Wiring, wire, wire_again
 from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator import Communicator
-from ronde.comm.placement import Topology
 from ronde.comm.shared_memory import await_all, share_bells, share_segment
+from ronde.comm.topology import Topology
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.settings import Settings
@@ -82,32 +83,38 @@ class CommunicatorFactory:
             raise
         return world
 
-    def make_child(
+    def _make_child(
         self,
-        topology: Topology,
-        exchange: Exchange,
         purpose: str,
-        twin: _native.Communicator | None,
-        label: str,
-        names: Sequence[int],
-        deadline_ns: int | None = None,
+        parent: Communicator,
+        ranks: list[int],
+        number: int,
+        is_twin: bool,
+        deadline_ns: int | None,
     ) -> Communicator:
-        """Return a communicator of some ranks of another, which they make together.
+        """Return a communicator of these ranks of the parent, which they make together.
 
-        `topology`: of its ranks. `purpose`: its name, the same on all ranks, used once. `twin`: a communicator of the
-        same ranks, whose symmetric memory it shares. `label`: its name in messages. `names`: by rank, its rank in the
-        world. `deadline_ns`: of the monotonic clock; None: after the start timeout.
+        `purpose`: the parent's. `number`: of the split, the same on all ranks. `is_twin`: it has all ranks of the
+        parent, and shares its symmetric memory. `deadline_ns`: of the monotonic clock; None: after the start timeout.
         """
         assert self.connections is not None
+        # Groups of one split have the same number; their ranks distinguish them.
+        purpose = f"{purpose} / {number} of {','.join(map(str, ranks))}"
+        names = [parent.names[rank] for rank in ranks]
+        label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
+        if not is_twin:
+            label += f" ({ranks_text(names)})"
+        topology = parent.topology.of_ranks(ranks)
         if deadline_ns is None:
             deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
         watch = _join_watch(self.connections, purpose, topology, names)
         try:
+            exchange = exchange_among(parent, ranks)
             wiring = wire_again(
                 topology, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, watch.check
             )
             try:
-                native = self._connect(watch, wiring, twin, deadline_ns)
+                native = self._connect(watch, wiring, parent.native if is_twin else None, deadline_ns)
             except BaseException:
                 wiring.close()
                 raise
@@ -119,7 +126,7 @@ class CommunicatorFactory:
     def _communicator(
         self, native: _native.Communicator, topology: Topology, purpose: str, label: str, names: Sequence[int]
     ) -> Communicator:
-        made = Communicator(native, topology, _Splitter(self, purpose), label, names)
+        made = Communicator(native, topology, partial(self._make_child, purpose), label, names)
         with starting_threads_on(self.core):
             made.watch_stalls(self.wanted)
         return made
@@ -159,27 +166,6 @@ class CommunicatorFactory:
                 "memory; with different values of RONDE_HOST_ID groups of them count as several hosts"
             )
         return _native.host_segment_bytes(local_size, self.wanted.staging_bytes)
-
-
-class _Splitter:
-    """Makes the communicators that are split off one; `number` counts the splits, so that their names differ."""
-
-    def __init__(self, factory: CommunicatorFactory, purpose: str) -> None:
-        self._factory = factory
-        self._purpose = purpose
-
-    def __call__(
-        self, parent: Communicator, ranks: list[int], number: int, is_twin: bool, deadline_ns: int | None
-    ) -> Communicator:
-        # Groups of one split have the same number; their ranks distinguish them.
-        purpose = f"{self._purpose} / {number} of {','.join(map(str, ranks))}"
-        twin = parent.native if is_twin else None
-        names = [parent.names[rank] for rank in ranks]
-        label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
-        if not is_twin:
-            label += f" ({ranks_text(names)})"
-        topology, exchange = parent.topology.of_ranks(ranks), exchange_among(parent, ranks)
-        return self._factory.make_child(topology, exchange, purpose, twin, label, names, deadline_ns)
 
 
 def _join_watch(

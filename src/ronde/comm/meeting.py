@@ -1,12 +1,20 @@
 """Connects a rank to its job's store, and serves the store if that is this rank's part.
 
-What the ranks do there is decided by `comm/world_epochs`.
+`comm/world_epochs` decides what the ranks do there.
+
+The ranks can also meet in a file, which needs no server. Only the ranks themselves then know whether a job is over, and
+the file outlives the job, with everything that killed ranks have left there. So a job is a *session*: its keys have a
+prefix that is new for every job, the key `session` has that prefix and the ranks, and each rank holds a key while it
+lives. A rank that finds no living rank of the session begins another one and deletes the old. Compare-and-set decides,
+so two ranks that arrive at once agree.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,10 +22,13 @@ from ronde.comm.identity import MeetingPoint, Surroundings
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net import addresses
+from ronde.net.authentication import SECRET
+from ronde.net.host import host_name
 from ronde.net.job_keys import INSECURE, find_job_key
-from ronde.net.protection import SECRET
 from ronde.settings import Settings, environment
 from ronde.stores.base import Store
+from ronde.stores.file import FileStore
+from ronde.stores.prefix import PrefixStore
 from ronde.stores.tcp import StoreClient, StoreServer
 
 __all__ = ["Meeting", "meet", "surroundings"]
@@ -26,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 FILE = "file:"
 HYDRA_PROXY = "hydra_pmi_proxy"
-ELSEWHERE = "192.0.2.1"  # an address of no machine (RFC 5737), which the default route leads to
+SESSION = "session"
 
 
 @dataclass
@@ -103,24 +114,63 @@ def _key(point: MeetingPoint, rank: int, settings: Settings, is_one_machine: boo
 
 
 def _meet_in_file(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
-    from ronde.comm.file_session import join_session
-    from ronde.stores.file import FileStore
-
     named = settings.interface
     address = addresses.address_of_interface(named) if named else _outward_address()
     key = _key(point, rank, settings, addresses.is_loopback(address))
     file = FileStore(point.address.removeprefix(FILE))
     try:
-        return Meeting(join_session(file, rank), key, addresses.Address(host=address), address=address)
+        return Meeting(_join_session(file, rank), key, addresses.Address(host=address), address=address)
     except BaseException:
         file.close()
         raise
 
 
+def _join_session(store: Store, rank: int) -> Store:
+    """Join the session of this rank's job; return its part of the store, which closes the store when it is closed.
+
+    Raises UsageError if another living process has the same rank.
+    """
+    while True:
+        seen = store.multi_get([SESSION], 0)[0] if store.check([SESSION]) else b""
+        name, ranks = _decode(seen)
+        alive = [each for each in ranks if store.check([_life(name, each)])]
+        if rank in alive:
+            holder = store.get(_life(name, rank), 0).decode()
+            raise UsageError(
+                f"two processes have rank {rank} of the job that meets at {store.address}: "
+                f"the other one is {holder}; give every process another rank, or every job another file"
+            )
+        if not alive:
+            old, name, ranks = name, secrets.token_hex(8), []
+        store.hold(_life(name, rank), f"process {os.getpid()} on {host_name()}".encode())
+        mine = json.dumps([name, sorted({*ranks, rank})]).encode()
+        if store.compare_set(SESSION, seen, mine) == mine:
+            if not alive and old:
+                store.delete_prefix(f"{old}/")
+            return PrefixStore(store, f"{name}/")
+        store.delete_key(_life(name, rank))  # another rank was faster: read again
+
+
+def _life(name: str, rank: int) -> str:
+    return f"{name}/alive/{rank}"
+
+
+def _decode(session: bytes) -> tuple[str, list[int]]:
+    if not session:
+        return "", []
+    try:
+        name, ranks = json.loads(session)
+        if isinstance(name, str) and all(isinstance(rank, int) for rank in ranks):
+            return name, ranks
+    except (ValueError, TypeError):
+        pass
+    return "", []  # no session of Ronde: to be replaced
+
+
 def _outward_address() -> str:
     """Return the address by which this machine would reach others; a loopback address if it cannot."""
     try:
-        return addresses.address_towards(ELSEWHERE)
+        return addresses.address_towards()
     except UsageError:
         return "127.0.0.1"
 

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Protocol
 
-from ronde.comm.placement import Topology
+from ronde.comm.topology import Topology
 from ronde.errors import MismatchError, PeerError, TimeoutError
 
 __all__ = ["DescriptorCarrier", "await_all", "share_bells", "share_segment"]

@@ -3,6 +3,10 @@
 `init` determines the rank of this process (from the environment of `ronde run`, torchrun, mpirun or srun, or from its
 arguments), meets the other ranks at the store, and connects the world. A process has one world at a time; all ranks may
 call `shutdown` and `init` again.
+
+From `init` on, Ronde's log lines name the rank. They are written below the logger "ronde": to the program's handlers,
+or to stderr if the program has none. The root logger belongs to the program, and Ronde never changes it. A handler that
+the program installs later, at the root or at "ronde", takes over.
 """
 
 from __future__ import annotations
@@ -11,26 +15,40 @@ import atexit
 import dataclasses
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from ronde import settings
-from ronde.comm import logs
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
-from ronde.comm.gathering import EpochOverError, Gathering, contest_rank
-from ronde.comm.identity import Identity, MeetingPoint, identify
-from ronde.comm.init_method import interpret_init_arguments
+from ronde.comm.identity import Identity, MeetingPoint, identify, interpret_init_arguments
 from ronde.comm.meeting import Meeting, meet, surroundings
+from ronde.comm.world_attempt import EpochOverError, WorldAttempt, contest_rank
 from ronde.comm.world_epochs import Epoch
 from ronde.errors import NotInitializedError, PeerLostError, RondeError, UsageError
 from ronde.job_key import JobKey
+from ronde.net.host import host_name
 from ronde.process import uncaught
 from ronde.settings import Settings
 
-__all__ = ["has_joined", "init", "is_initialized", "meeting", "shutdown", "world", "world_of_parent"]
+__all__ = [
+    "cross_rank",
+    "cross_size",
+    "has_joined",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "meeting",
+    "rank",
+    "shutdown",
+    "size",
+    "world",
+]
 
 VISIT_NS = 2 * 10**9  # how long to look for another process of this rank
 
@@ -73,7 +91,7 @@ def init(
     the launcher's environment; without a launcher, the world has one rank.
     `rank`, `size` (or `world_size`): instead of a launcher. `store`: where the ranks then meet, `tcp:host:port` or
     `unix:@name`, which rank 0 serves, or `file:/path`. `init_method`: the same in torch.distributed's form, `env://`,
-    `tcp://host:port` or `file:///path` (see comm/init_method). `overrides`: settings by name (docs/settings.md), which
+    `tcp://host:port` or `file:///path` (see comm/identity). `overrides`: settings by name (docs/settings.md), which
     override `RONDE_*` variables. Raises UsageError for invalid arguments, TimeoutError that names the missing ranks,
     PeerLostError if another rank raises in this call, AuthenticationError.
     """
@@ -83,12 +101,12 @@ def init(
         return
     uncaught.announce_uncaught()
     environ = settings.environment()
-    wish = interpret_init_arguments(init_method, rank, size, world_size, store, environ)
-    identity = identify(wish.environ, surroundings(environ), wish.rank, wish.size, wish.store)
-    logs.log_as_rank(identity.rank)
+    given = interpret_init_arguments(init_method, rank, size, world_size, store, environ)
+    identity = identify(given.environ, surroundings(environ), given.rank, given.size, given.store)
+    _log_as_rank(identity.rank)
     wanted = settings.resolve(environ, **overrides)
     deadline_ns = time.monotonic_ns() + wanted.start_timeout_ns
-    logs.apply_log_settings(wanted, identity.rank)
+    _apply_log_settings(wanted, identity.rank)
     if ignored := settings.ignored_horovod_variables(environ):
         _log.info("these Horovod variables have no effect in Ronde: %s", ", ".join(ignored))
     if identity.meeting is None:
@@ -96,7 +114,7 @@ def init(
             0, 1, lambda mine: [mine], "world", deadline_ns
         )
     else:
-        is_launchers = (wish.rank, wish.size, wish.store) == (None, None, None)
+        is_launchers = (given.rank, given.size, given.store) == (None, None, None)
         _process.world = _join(identity, identity.meeting, wanted, deadline_ns, is_launchers)
     _process.wanted = wanted
 
@@ -144,17 +162,59 @@ def has_joined() -> bool:
 
 def world() -> Communicator:
     """Return the communicator of all ranks. Raises NotInitializedError before `init`."""
-    asked = world_of_parent()
+    asked = _world_of_parent()
     if _process.pid != os.getpid():
         raise NotInitializedError("this process was forked after ronde.init(); call it in the child instead")
     return asked
 
 
-def world_of_parent() -> Communicator:
+def _world_of_parent() -> Communicator:
     """Return the same, or in a forked child its parent's, for queries of rank and size only."""
     if _process.world is None:
         raise NotInitializedError("Ronde is not initialized in this process: call ronde.init() first")
     return _process.world
+
+
+# Rank and size as functions. In a forked child, such as a worker of a DataLoader, they return those of its parent, so
+# that the worker can choose its rank's part of the data.
+
+
+def rank() -> int:
+    """Return the rank of this process, from 0 to size() - 1. Raises NotInitializedError before `init`."""
+    return _world_of_parent().rank
+
+
+def size() -> int:
+    """Return the number of processes. Raises NotInitializedError before `init`."""
+    return _world_of_parent().size
+
+
+def local_rank() -> int:
+    """Return the rank of this process among those of its host. Raises NotInitializedError before `init`."""
+    return _world_of_parent().local_rank
+
+
+def local_size() -> int:
+    """Return the number of processes of this host. Raises NotInitializedError before `init`."""
+    return _world_of_parent().local_size
+
+
+def cross_rank() -> int:
+    """Return the number of this host among those that have a process with this local rank.
+
+    Raises NotInitializedError before `init`.
+    """
+    return _world_of_parent().cross_rank
+
+
+def cross_size() -> int:
+    """Return the number of hosts that have a process with this local rank. Raises NotInitializedError before `init`."""
+    return _world_of_parent().cross_size
+
+
+def is_homogeneous() -> bool:
+    """Return whether all hosts have the same number of processes. Raises NotInitializedError before `init`."""
+    return _world_of_parent().is_homogeneous
 
 
 def meeting() -> Meeting | None:
@@ -177,25 +237,25 @@ def _join(
     """
     began_ns = time.monotonic_ns()
     while True:
-        gathering = _gather(identity, point, wanted, began_ns, deadline_ns)
+        attempt = _begin_attempt(identity, point, wanted, began_ns, deadline_ns)
         meeting = _process.meeting
         assert meeting is not None
         try:
             if is_launchers:
-                uncaught.announce_joining(identity.size, gathering.epoch.number)
+                uncaught.announce_joining(identity.size, attempt.epoch.number)
             meeting.find_address(wanted)
             made = CommunicatorFactory(wanted, meeting.key, meeting.address).make_world(
                 identity.rank,
                 identity.size,
-                gathering.exchange,
-                gathering.name,
+                attempt.exchange,
+                attempt.name,
                 deadline_ns,
-                gathering.check,
+                attempt.check,
             )
         except BaseException as error:
             if is_launchers:
                 uncaught.announce_joined()
-            cause = gathering.end(error)
+            cause = attempt.end(error)
             if isinstance(cause, EpochOverError):
                 continue
             if cause is error:
@@ -206,20 +266,20 @@ def _join(
         _process.has_formed = True
         if identity.rank == 0:
             try:
-                gathering.tidy()
+                attempt.delete_earlier_epochs()
             except BaseException:
                 made.shutdown()
                 raise
         return made
 
 
-def _gather(
+def _begin_attempt(
     identity: Identity, point: MeetingPoint, wanted: Settings, began_ns: int, deadline_ns: int
-) -> Gathering:
+) -> WorldAttempt:
     """Come to an epoch at the meeting point; meet there first, unless this process has."""
     if _process.meeting is not None and _process.point == point:
         try:
-            return _come(identity, _process.meeting, began_ns, deadline_ns)
+            return _come_to_epoch(identity, _process.meeting, began_ns, deadline_ns)
         except PeerLostError:
             if point.served_by == identity.rank:
                 raise
@@ -236,12 +296,12 @@ def _gather(
         if point.served_by == identity.rank:
             _contest_rank(identity, point, wanted)
         raise
-    return _come(identity, _process.meeting, began_ns, deadline_ns)
+    return _come_to_epoch(identity, _process.meeting, began_ns, deadline_ns)
 
 
-def _come(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int) -> Gathering:
+def _come_to_epoch(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int) -> WorldAttempt:
     """Come to the next epoch of the meeting's store."""
-    gathering = Gathering(
+    attempt = WorldAttempt(
         meeting.store,
         identity.rank,
         identity.size,
@@ -251,8 +311,8 @@ def _come(identity: Identity, meeting: Meeting, began_ns: int, deadline_ns: int)
         meeting.last_refusal,
         _process.has_formed,
     )
-    _process.epoch, _process.has_formed = gathering.epoch, False
-    return gathering
+    _process.epoch, _process.has_formed = attempt.epoch, False
+    return attempt
 
 
 def _contest_rank(identity: Identity, point: MeetingPoint, wanted: Settings) -> None:
@@ -277,3 +337,44 @@ def _end() -> None:
 
 
 atexit.register(_end)
+
+
+# Log lines
+
+_ours = logging.getLogger("ronde")
+
+
+class _Stderr(logging.Handler):
+    """Writes lines that name the rank and its host, unless the program has a handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is None or logging.getLogger().handlers or _ours.handlers != [self]:
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")  # in one piece, because other ranks write there, too
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+_stderr = _Stderr()
+
+
+def _log_as_rank(rank: int) -> None:
+    """Name this rank in every log line from now on."""
+    _set_format(rank, hide_time=False)
+    if _stderr not in _ours.handlers and not _ours.hasHandlers():
+        _ours.addHandler(_stderr)
+
+
+def _apply_log_settings(wanted: Settings, rank: int) -> None:
+    """Log from the level of the settings on, in their format."""
+    _ours.setLevel(wanted.log_level.upper())
+    _set_format(rank, wanted.log_hide_time)
+
+
+def _set_format(rank: int, hide_time: bool) -> None:
+    time = "" if hide_time else "%(asctime)s.%(msecs)03d "
+    host = host_name().replace("%", "%%")
+    line = f"{time}%(levelname)s rank {rank} on {host}: %(name)s: %(message)s"
+    _stderr.setFormatter(logging.Formatter(line, "%Y-%m-%d %H:%M:%S"))

@@ -1,8 +1,8 @@
 """Decides which ranks form a world together: those that come to one *epoch* of the store where they meet. Pure.
 
 Ranks that call `ronde.init` may have different pasts: one has been in five worlds, another is a fresh process that
-takes the place of a lost one, a third has just raised in `ronde.init` and calls it again. None of them counts for
-itself. The store has the number of the current epoch, and every rank reads it there.
+takes the place of a lost one, a third has just raised in `ronde.init` and calls it again. So no rank counts epochs:
+the store has the number of the current epoch, and every rank reads it there.
 
 The protocol, for worlds of one size (worlds of different sizes have different keys):
 
@@ -11,14 +11,14 @@ The protocol, for worlds of one size (worlds of different sizes have different k
      moves the counter from e to e + 1, by compare-and-set: one rank succeeds, the others find e + 1 or more. So a
      process never comes to an epoch twice. If e has not become a world, the rank ends it before, as replaced: when it
      failed, it may not have reached the store.
-  2. A rank *comes* to the epoch by setting its member key, if nobody has. If another process has set it, that one was
-     this rank earlier: the rank ends the epoch as replaced, moves the counter, and tries the next epoch.
+  2. A rank *comes* to the epoch by setting its member key, unless it is set. If another process has set it, that one
+     was this rank earlier: the rank ends the epoch as replaced, moves the counter, and tries the next epoch.
   3. The ranks of an epoch exchange records in up to two stages. Each stores its record and counts itself. The last one
      decides the stage: it sets the *outcome*, by compare-and-set, to the records of all ranks. All others wait for it.
   4. An epoch that cannot become a world is *ended*: the outcome of the first stage without one becomes an `Ending`,
-     also by compare-and-set. So a stage is either complete for all ranks or for none, and whoever waits learns at once.
-     After the last exchange, while they connect, ranks look at the outcome of the next stage: only an ending gets
-     there.
+     also by compare-and-set. So a stage is either complete for all ranks or for none, and waiting ranks learn it at
+     once. After the last exchange, while they connect, ranks look at the outcome of the next stage: only an ending
+     gets there.
   5. What an ending means to a rank of the epoch, also to one that comes later (`judge_ending`):
      - *failed*: a rank has raised. All others raise, too, and name it and its reason.
      - *timed out*: a rank has waited too long for others. All raise, except those that had not come: they come late,
@@ -31,10 +31,10 @@ The protocol, for worlds of one size (worlds of different sizes have different k
 
 What follows: no two worlds have one name; a rank that is late comes to an epoch that is still open, or learns how it
 ended; and if all ranks keep calling, they meet, because the counter never moves back, and moves on only from an epoch
-that has become a world or has ended. If the store itself begins anew (rank 0 served it and has been started again), so
+that has become a world or has ended. If the store itself begins again (rank 0 served it and has been started again), so
 does the counter, with another word; a waiting rank looks at it now and then, and comes again.
 
-Each step is a generator of requests to the store, which gets their answers: `comm/gathering` does them, and
+Each step is a generator of requests to the store, which gets their answers: `comm/world_attempt` does them, and
 `tests/sim/test_world_epochs.py` simulates many ranks.
 """
 
@@ -53,7 +53,7 @@ __all__ = [
     "CompareSet",
     "Ending",
     "Epoch",
-    "How",
+    "EndingKind",
     "MultiGet",
     "Request",
     "SetValue",
@@ -170,7 +170,7 @@ class WorldKeys(NamedTuple):
         ]
 
 
-class How(Enum):
+class EndingKind(Enum):
     """How an epoch has ended without a world."""
 
     FAILED = "failed"
@@ -188,7 +188,7 @@ class Ending:
     not yet come.
     """
 
-    how: How
+    kind: EndingKind
     rank: int
     reason: str
     missing: tuple[int, ...] = ()
@@ -218,7 +218,7 @@ def come_to_epoch(
     become a world, for this process.
     """
     epoch = last
-    replaced = Ending(How.REPLACED, rank, member.decode(errors="replace"))
+    replaced = Ending(EndingKind.REPLACED, rank, member.decode(errors="replace"))
     while True:
         epoch = yield from _current_epoch(keys, epoch, None if has_formed else replaced, word)
         found = yield CompareSet(keys.member(epoch, rank), b"", member)
@@ -237,7 +237,7 @@ def _current_epoch(keys: WorldKeys, last: Epoch | None, ending: Ending | None, w
         found = yield CompareSet(keys.counter, current, last.following.encode())
         if found:
             return Epoch.decode(found)
-    # There is no counter: nobody has come, or it is another store.
+    # There is no counter: no rank has come, or it is another store.
     found = yield CompareSet(keys.counter, b"", Epoch(word, 0).encode())
     return Epoch.decode(found)
 
@@ -292,8 +292,8 @@ def read_outcome(outcome: bytes) -> bytes | Ending:
 
 def judge_ending(ending: Ending, rank: int) -> Reaction:
     """Return what this rank does, which has come to the epoch."""
-    if ending.how is How.REPLACED:
+    if ending.kind is EndingKind.REPLACED:
         return Reaction.CONTEST if ending.rank == rank else Reaction.GO_ON
-    if ending.how is How.TIMED_OUT and rank in ending.late:
+    if ending.kind is EndingKind.TIMED_OUT and rank in ending.late:
         return Reaction.GO_ON
     return Reaction.RAISE

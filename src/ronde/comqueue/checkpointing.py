@@ -24,11 +24,15 @@ from typing import Protocol
 
 from ronde.checkpoints import Checkpoints
 from ronde.errors import UsageError
-from ronde.file_owners import describe_foreign_owner, describe_other_writers
 from ronde.launch.driver.transfer import connect_to_driver
-from ronde.new_files import create_anew, owner_of_new_files
 from ronde.stores.base import Store
 from ronde.stores.large_values import delete_large, get_large, put_large
+from ronde.trusted_files import (
+    create_anew,
+    describe_foreign_owner,
+    describe_other_writers,
+    owner_of_new_files,
+)
 
 __all__ = [
     "CheckpointPlace",

@@ -19,9 +19,8 @@ from ronde import _native
 from ronde._native import Handle
 from ronde.comm.affinity import starting_threads_on
 from ronde.comm.arrays import Operand, ResultT, operand
-from ronde.comm.byte_exchange import allgather_bytes
+from ronde.comm.byte_exchange import allgather_bytes, require_equal
 from ronde.comm.communicator import Communicator
-from ronde.comm.equal_values import require_equal
 from ronde.comm.splits import row_counts
 from ronde.engine.chosen_backends import DEVICE_MEMORY, ChosenBackends
 from ronde.engine.messages import TensorType

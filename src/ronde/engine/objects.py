@@ -31,8 +31,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.comm.queries import rank
-from ronde.comm.world import meeting
+from ronde.comm.world import meeting, rank
 from ronde.engine.operations import allgather_async, broadcast
 from ronde.engine.process import ProcessSet
 from ronde.errors import AuthenticationError, RemoteError

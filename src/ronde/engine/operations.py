@@ -1,7 +1,4 @@
-"""The engine's operations as functions: named, in any order, blocking or not.
-
-The parameters and errors that they share are described once, at the end of this module.
-"""
+"""The engine's operations as functions: named, in any order, blocking or not."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from ronde._native import Handle
 from ronde.comm.arrays import ArrayT, Number, ResultT
 from ronde.engine.engine import Arrivals
 from ronde.engine.process import ProcessSet, engine, submit
-from ronde.help_texts import complete_help
 from ronde.types import (
     Allgather,
     Allreduce,
@@ -80,6 +76,27 @@ def allreduce(
         mean = ronde.allreduce(loss, name="loss")
 
     The average of integers is truncated towards zero. `op=Adasum` treats the array as one vector.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: a NumPy array or a PyTorch tensor on the CPU; the result is of the same kind. A number, or anything else with
+            DLPack or the buffer protocol, gives a NumPy array. Any dtype of float16, bfloat16, float32, float64, int8
+            to int64, uint8 to uint64, bool, complex64, complex128; the same shape and dtype on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: ronde.Average, Sum, Min, Max, Product, BitAnd, BitOr, BitXor or Adasum (default: Average; the
+            methods of `ronde.world()` sum by default).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        out: an array of the result's shape and dtype that receives the result (None: a new array).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
     """
     members = engine(process_set)
     return members.submit(Allreduce, x, name, op, prescale_factor, postscale_factor, out, waits=True).wait()
@@ -94,7 +111,27 @@ def allreduce_async(
     out: ArrayT | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[ArrayT]:
-    """Start an `allreduce`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned."""
+    """Start an `allreduce`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction, as for `allreduce` (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        out: an array of the result's shape and dtype that receives the result (None: a new array).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return engine(process_set).submit(Allreduce, x, name, op, prescale_factor, postscale_factor, out)
 
 
@@ -107,7 +144,26 @@ def grouped_allreduce(
     outs: Sequence[ArrayT] | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[ArrayT]:
-    """Return the `allreduce` of each array, as a list. The arrays may have different types and shapes."""
+    """Return the `allreduce` of each array, as a list. The arrays may have different types and shapes.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        xs: a list of arrays, each as for `allreduce`. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction, as for `allreduce` (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        outs: a list of arrays that receive the results (None: new arrays).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
+    """
     members = engine(process_set)
     handle = members.submit_group(
         Allreduce, xs, name, op, prescale_factor, postscale_factor, outs, waits=True
@@ -124,7 +180,27 @@ def grouped_allreduce_async(
     outs: Sequence[ArrayT] | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[list[ArrayT]]:
-    """Start a `grouped_allreduce`, and return a handle; `handle.wait()` returns the list."""
+    """Start a `grouped_allreduce`, and return a handle; `handle.wait()` returns the list.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        xs: a list of arrays, each as for `allreduce`. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction, as for `allreduce` (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        outs: a list of arrays that receive the results (None: new arrays).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return engine(process_set).submit_group(Allreduce, xs, name, op, prescale_factor, postscale_factor, outs)
 
 
@@ -133,28 +209,90 @@ def allgather(x: Number, name: str | None = None, process_set: ProcessSet | None
 @overload
 def allgather(x: ArrayT, name: str | None = None, process_set: ProcessSet | None = None) -> ArrayT: ...
 def allgather(x: ArrayT | Number, name: str | None = None, process_set: ProcessSet | None = None) -> Any:
-    """Return the arrays of all ranks, concatenated along the first axis, whose length may differ between ranks."""
+    """Return the arrays of all ranks, concatenated along the first axis, whose length may differ between ranks.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
+    """
     return submit(Allgather, x, name=name, waits=True, process_set=process_set).wait()
 
 
 def allgather_async(
     x: ArrayT, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[ArrayT]:
-    """Start an `allgather`, and return a handle. `x` must not change until `handle.wait()` has returned."""
+    """Start an `allgather`, and return a handle. `x` must not change until `handle.wait()` has returned.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return submit(Allgather, x, name=name, process_set=process_set)
 
 
 def grouped_allgather(
     xs: Sequence[ArrayT], name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[ArrayT]:
-    """Return the `allgather` of each array, as a list."""
+    """Return the `allgather` of each array, as a list.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        xs: a list of arrays, each as for `allgather`. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
+    """
     return engine(process_set).submit_group(Allgather, xs, name, waits=True).wait()
 
 
 def grouped_allgather_async(
     xs: Sequence[ArrayT], name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[list[ArrayT]]:
-    """Start a `grouped_allgather`, and return a handle; `handle.wait()` returns the list."""
+    """Start a `grouped_allgather`, and return a handle; `handle.wait()` returns the list.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        xs: a list of arrays, each as for `allgather`. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return engine(process_set).submit_group(Allgather, xs, name)
 
 
@@ -177,7 +315,24 @@ def broadcast(
     out: ArrayT | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Return the array of rank `root`. `x` has the same shape and type on all ranks; `out=x` works in place."""
+    """Return the array of rank `root`. `x` has the same shape and type on all ranks; `out=x` works in place.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        root: a rank of the world, also with a process set (default: 0).
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        out: an array of the result's shape and dtype that receives the result (None: a new array).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
+    """
     return submit(Broadcast, x, name=name, root=root, out=out, waits=True, process_set=process_set).wait()
 
 
@@ -188,7 +343,25 @@ def broadcast_async(
     out: ArrayT | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[ArrayT]:
-    """Start a `broadcast`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned."""
+    """Start a `broadcast`, and return a handle. `x` and `out` must not change until `handle.wait()` has returned.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        root: a rank of the world, also with a process set (default: 0).
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        out: an array of the result's shape and dtype that receives the result (None: a new array).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return submit(Broadcast, x, name=name, root=root, out=out, process_set=process_set)
 
 
@@ -201,6 +374,21 @@ def alltoall(
     """Send rows of `x` to each rank, and return the rows that the ranks send to this one, in rank order.
 
     The handle of `alltoall_async` also has `received_splits`, the number of rows from each rank.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        splits: the number of rows for each rank (None: the same number for all).
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
     """
     return submit(Alltoall, x, name=name, splits=splits, waits=True, process_set=process_set).wait()
 
@@ -211,7 +399,24 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Handle[ArrayT]:
-    """Start an `alltoall`, and return a handle with `wait()` and `received_splits`."""
+    """Start an `alltoall`, and return a handle with `wait()` and `received_splits`.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        splits: the number of rows for each rank (None: the same number for all).
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return submit(Alltoall, x, name=name, splits=splits, process_set=process_set)
 
 
@@ -223,7 +428,25 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> ArrayT:
-    """Combine like `allreduce`, and return this rank's part of the first axis, divided as by `numpy.array_split`."""
+    """Combine like `allreduce`, and return this rank's part of the first axis, divided as by `numpy.array_split`.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction, as for `allreduce`, but not Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
+    """
     members = engine(process_set)
     return members.submit(Reducescatter, x, name, op, prescale_factor, postscale_factor, waits=True).wait()
 
@@ -236,7 +459,26 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Handle[ArrayT]:
-    """Start a `reducescatter`, and return a handle. `x` must not change until `handle.wait()` has returned."""
+    """Start a `reducescatter`, and return a handle. `x` must not change until `handle.wait()` has returned.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction, as for `allreduce`, but not Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return engine(process_set).submit(Reducescatter, x, name, op, prescale_factor, postscale_factor)
 
 
@@ -248,7 +490,25 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> list[ArrayT]:
-    """Return the `reducescatter` of each array, as a list."""
+    """Return the `reducescatter` of each array, as a list.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        xs: a list of arrays, each as for `reducescatter`. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction, as for `allreduce`, but not Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
+    """
     members = engine(process_set)
     handle = members.submit_group(Reducescatter, xs, name, op, prescale_factor, postscale_factor, waits=True)
     return handle.wait()
@@ -262,12 +522,45 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> Handle[list[ArrayT]]:
-    """Start a `grouped_reducescatter`, and return a handle; `handle.wait()` returns the list."""
+    """Start a `grouped_reducescatter`, and return a handle; `handle.wait()` returns the list.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        xs: a list of arrays, each as for `reducescatter`. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction, as for `allreduce`, but not Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+            Raised by `wait()`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `wait()`.
+        NotInitializedError: before `ronde.init()`.
+    """
     return engine(process_set).submit_group(Reducescatter, xs, name, op, prescale_factor, postscale_factor)
 
 
 def barrier(name: str | None = None, process_set: ProcessSet | None = None) -> None:
-    """Return when all ranks have called it."""
+    """Return when all ranks have called it.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (None: all ranks).
+
+    Raises:
+        UsageError: an argument is invalid, or this rank is not in the process set. Nothing was sent.
+        ValueError: an operation with this name is not complete yet.
+        MismatchError: ranks submitted different operations under the name, on all ranks. The next operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+        NotInitializedError: before `ronde.init()`.
+    """
     submit(Barrier, None, name=name, waits=True, process_set=process_set).wait()
 
 
@@ -315,36 +608,3 @@ def stragglers(process_set: ProcessSet | None = None) -> list[Arrivals]:
         NotInitializedError: before `ronde.init()`.
     """
     return engine(process_set).arrivals()
-
-
-_SHARED = {
-    "x": "a NumPy array or a PyTorch tensor on the CPU; the result is of the same kind. A number, or anything else with"
-    " DLPack or the buffer protocol, gives a NumPy array. Any dtype of float16, bfloat16, float32, float64, int8 to"
-    " int64, uint8 to uint64, bool, complex64, complex128; the same shape on all ranks"
-    " (all-gather and all-to-all: except for the first axis).",
-    "xs": "a list of arrays, as `x` of the operation on one array. The group runs when all ranks have submitted it.",
-    "name": "the same on all ranks, and of one operation at a time (None: numbered in program order).",
-    "op": "the reduction: ronde.Average, Sum, Min, Max, Product, BitAnd, BitOr, BitXor, or Adasum in an all-reduce"
-    " (default: Average; the methods of `ronde.world()` sum by default).",
-    "prescale_factor": "multiplies the input (default: 1).",
-    "postscale_factor": "multiplies the result (default: 1).",
-    "out": "an array of the result's shape and dtype that receives the result (None: a new array).",
-    "outs": "a list of arrays that receive the results (None: new arrays).",
-    "root": "a rank of the world, also with a process set (default: 0).",
-    "splits": "the number of rows for each rank (None: the same number for all).",
-    "process_set": "the ranks that take part (None: all ranks).",
-}
-_ERRORS = {
-    "UsageError": "an argument is invalid, or this rank is not in the process set. Nothing was sent.",
-    "ValueError": "an operation with this name is not complete yet.",
-    "MismatchError": "ranks submitted different operations under the name, on all ranks. The next operation works.",
-    "PeerLostError": "a rank died, left or cannot be reached. Asynchronous operations raise it in `wait()`.",
-    "NotInitializedError": "before `ronde.init()`.",
-}
-_SELF_CONTAINED = ("poll", "stragglers", "synchronize")
-complete_help(
-    [globals()[name] for name in __all__ if name not in _SELF_CONTAINED],
-    _SHARED,
-    _ERRORS,
-    "All ranks of the process set call it with the same name, in any order and from any thread.",
-)

@@ -18,9 +18,8 @@ from ronde._native import Handle
 from ronde.comm import world as comm
 from ronde.comm.affinity import core_of
 from ronde.comm.arrays import ResultT
-from ronde.comm.byte_exchange import framed, unframed
+from ronde.comm.byte_exchange import framed, require_equal, unframed
 from ronde.comm.communicator import Communicator
-from ronde.comm.equal_values import require_equal
 from ronde.engine.engine import Engine
 from ronde.engine.timeline import Timeline
 from ronde.errors import NotInitializedError, RondeError, UsageError

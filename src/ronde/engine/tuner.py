@@ -46,8 +46,8 @@ from ronde.engine.tuning import (
     knobs_for,
 )
 from ronde.errors import UsageError
-from ronde.new_files import open_for_writing
 from ronde.settings import Settings, assignment
+from ronde.trusted_files import open_for_writing
 
 __all__ = ["BayesianSearch", "Tuner", "begin_tuning", "adopt_values"]
 

@@ -25,7 +25,7 @@ from ronde.ml import ESTIMATORS
 from ronde.ml.estimator_settings import apply_settings, described_settings
 from ronde.ml.fitted_forms import find_wrong_attribute
 from ronde.ml.plain_values import ArrayReader, decoded, encoded, write_arrays
-from ronde.new_files import create_anew
+from ronde.trusted_files import create_anew
 
 __all__ = ["from_bytes", "load", "save", "to_bytes"]
 

@@ -1,31 +1,49 @@
-"""Addresses as texts: `unix:@name` (abstract), `unix:/path`, `tcp:host:port`, `tcp:[::1]:port`.
+"""Addresses: as texts, in look-ups of names, of services of this machine, and of its interfaces.
+
+A text is `unix:@name` (abstract), `unix:/path`, `tcp:host:port` or `tcp:[::1]:port`.
 
 getaddrinfo resolves names when a connection is opened or a service is bound. Addresses are never turned back into
-names, because a reverse look-up can stall for seconds.
+names, because a reverse look-up can stall for seconds. A name server may not answer within the caller's time limit, so
+threads ask it (`NameResolver`):
+
+1. There is one query at a time for each name. A caller that cannot wait any longer leaves it open, and the next caller
+   gets its answer.
+2. Until there is a new answer the last one counts: the name server may be lost together with a host that the caller
+   now looks for at another address.
+
+`address_towards` chooses the address by which other hosts reach this machine.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import socket
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ronde.errors import UsageError
-from ronde.net.name_resolution import Answer, NameResolver
-from ronde.net.own_descriptors import OwnSocket
-from ronde.net.peers import process_and_user
+from ronde.net.descriptors import OwnSocket
+from ronde.net.unix_peers import process_and_user
 
 __all__ = [
     "LOOPBACK_REMEDY",
+    "OUTSIDE",
+    "Address",
+    "Answer",
+    "Endpoint",
+    "NameResolver",
     "address_of_interface",
     "address_towards",
     "addresses_here",
     "everywhere",
     "interface_addresses",
+    "interface_of",
     "is_loopback",
     "is_ours",
     "listen",
@@ -33,10 +51,10 @@ __all__ = [
     "parse_tcp",
     "resolve",
     "resolve_all",
-    "Address",
-    "Endpoint",
 ]
 
+# No machine has this address (RFC 5737), and the default route leads to it. Nothing is sent there.
+OUTSIDE = "192.0.2.1"
 LOOPBACK_REMEDY = (
     "the loopback interface of this machine or container is down or has no address: "
     "ip link set lo up && ip address add 127.0.0.1/8 dev lo"
@@ -44,6 +62,13 @@ LOOPBACK_REMEDY = (
 
 SIOCGIFADDR = 0x8915
 UNIX_PATH_BYTES = 107
+_HINTS = {
+    errno.EADDRINUSE: "; end the process that uses it or choose another address",
+    errno.EADDRNOTAVAIL: "; choose an address of this machine",
+    errno.EACCES: "; choose a port above 1023",
+}
+
+Answer = Sequence[tuple[Any, ...]]  # of socket.getaddrinfo
 
 
 @dataclass(frozen=True)
@@ -101,10 +126,62 @@ def parse_tcp(text: str) -> Address:
     return Address(host=host, port=int(port))
 
 
+# Look-ups of names
+
+
+class NameResolver:
+    """Open queries and known answers. `ask` returns the addresses of a host and port, or raises OSError."""
+
+    def __init__(self, ask: Callable[[str, int], Answer]) -> None:
+        self._ask = ask
+        self._queries: dict[tuple[str, int], _NameQuery] = {}
+        self._known: dict[tuple[str, int], Answer] = {}
+
+    def begin_query(self, host: str, port: int) -> _NameQuery:
+        """Return the open query for this name, or begin one."""
+        query = self._queries.get((host, port))
+        if query is None or query.pid != os.getpid():  # a thread does not survive a fork
+            query = self._queries[host, port] = _NameQuery(lambda: self._ask(host, port))
+        return query
+
+    def find_addresses(self, host: str, port: int, within_ns: int) -> Answer:
+        """Return the addresses after `within_ns` at most. Raises OSError if they are not known by then."""
+        name, query = (host, port), self.begin_query(host, port)
+        if query.done.wait(max(0, within_ns) / 1e9):
+            if self._queries.get(name) is query:
+                del self._queries[name]
+            if not isinstance(query.answer, OSError):
+                self._known[name] = query.answer
+            elif name not in self._known or query.answer.errno != socket.EAI_AGAIN:
+                raise query.answer.with_traceback(None)
+        elif name not in self._known:
+            raise OSError(errno.ETIMEDOUT, f"no name server has answered yet where {host} is")
+        return self._known[name]
+
+
+class _NameQuery:
+    """A thread that asks, then sets `answer` and `done`."""
+
+    def __init__(self, ask: Callable[[], Answer]) -> None:
+        self.pid = os.getpid()
+        self.done = threading.Event()
+        self.answer: Answer | OSError = ()
+        self._ask = ask
+        threading.Thread(target=self._run, name="ronde-names", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._ask()
+        except OSError as error:
+            self.answer = error
+        finally:
+            self.done.set()
+
+
 def resolve(address: Address, within_ns: int | None = None) -> list[Endpoint]:
     """Return the endpoints to try, in order. Raises OSError (socket.gaierror) if the host name is unknown.
 
-    `within_ns` limits the time; without a new answer by then the last one counts (`net/name_resolution`).
+    `within_ns` limits the time; without a new answer by then the last one counts.
     """
     if address.is_unix:
         path = "\0" + address.path[1:] if address.path.startswith("@") else address.path
@@ -133,7 +210,7 @@ def resolve_all(addresses: Sequence[Address], within_ns: int) -> list[list[Endpo
 
 def _query_name_server(host: str, port: int) -> Answer:
     try:
-        return socket.getaddrinfo(_encoded(host), port, type=socket.SOCK_STREAM)
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:  # for example two consecutive dots
         raise socket.gaierror(socket.EAI_NONAME, "not a valid host name") from None
 
@@ -141,12 +218,7 @@ def _query_name_server(host: str, port: int) -> Answer:
 _resolver = NameResolver(_query_name_server)
 
 
-_NUMERALS = "0123456789abcdefABCDEF.:"  # in numeric addresses, of IPv4 and IPv6
-_HINTS = {
-    errno.EADDRINUSE: "; end the process that uses it or choose another address",
-    errno.EADDRNOTAVAIL: "; choose an address of this machine",
-    errno.EACCES: "; choose a port above 1023",
-}
+# Services of this machine
 
 
 def listen(address: Address, backlog: int = 4096) -> tuple[socket.socket, Address]:
@@ -194,14 +266,9 @@ def _describe_holder(endpoint: Endpoint) -> str:
     return f" (process {process} of user {user} listens there)"
 
 
-def _encoded(host: str) -> str | bytes:
-    """Return a numeric address as bytes: for a text, Python loads its tables of international names, which is slow."""
-    return host if host.strip(_NUMERALS) else host.encode()
-
-
 def _is_numeric(host: str) -> bool:
     try:
-        socket.getaddrinfo(_encoded(host), None, flags=socket.AI_NUMERICHOST)
+        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
     except (socket.gaierror, UnicodeError):
         return False
     return True
@@ -240,8 +307,14 @@ def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 
 
-def address_towards(host: str, within_ns: int | None = None) -> str:
+# The addresses of this machine
+
+
+def address_towards(host: str = OUTSIDE, within_ns: int | None = None) -> str:
     """Return the numeric address of this machine from which packets to `host` leave; sends nothing.
+
+    By default it is the address from which packets to other networks leave: the one by which hosts probably reach this
+    machine if the name of none of them is known.
 
     Raises UsageError if the host cannot be resolved within `within_ns`, or no route leads to it.
     """

@@ -3,15 +3,18 @@
 The rules:
   1. Until then the other end is a stranger: nothing but its fixed-size handshake is read, for ten seconds at most.
   2. Each listener has a separate limit of strangers. Further ones wait in its queue until a stranger is done, or until
-     `net/admission` decides that one must leave.
-  3. A turn of the loop accepts only a few connections, so that a crowd does not delay authenticated peers.
-  4. `net/refusal_log` limits what is logged about strangers; `net/accept_failures` decides when to try a failing
+     `net/admission` decides that one must leave. That also limits the log lines, and says when to try a failing
      listener again.
+  3. A turn of the loop accepts only a few connections, so that a crowd does not delay authenticated peers.
+  4. A connection that broke in the queue is skipped, and so is another user's at a Unix socket. Any other error of
+     accept(2) is a failure of the listener.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import select
 import socket
 import time
@@ -19,16 +22,25 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ronde.errors import ProtocolError
-from ronde.net.accept import Caller, accept_caller, is_shortage
-from ronde.net.accept_failures import AcceptFailures
-from ronde.net.admission import Strangers
+from ronde.net.admission import AcceptFailures, Refusals, Strangers
 from ronde.net.authentication import Handshake
-from ronde.net.descriptor_limit import raise_descriptor_limit
-from ronde.net.foreign import is_probe
-from ronde.net.refusal_log import Refusals
+from ronde.net.descriptors import OwnSocket, raise_descriptor_limit
+from ronde.net.foreign_protocols import is_probe
+from ronde.net.unix_peers import process_and_user
 
-__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "AuthenticatedConnection", "Authenticator"]
+__all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "AuthenticatedConnection", "Authenticator", "source_of"]
 
+MOST_BROKEN = 16  # in a row, so that the other sockets of a loop get their turn
+ANOTHER_USER = "this Unix socket accepts only processes of the same user"
+# Errors of accept(2) that concern the connection, not the listener.
+_BROKEN = {
+    errno.ECONNABORTED, errno.ECONNRESET, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET, errno.ETIMEDOUT,
+}  # fmt: skip
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+_MAPPED_IPV4 = bytes(10) + b"\xff\xff"
+_NETWORK_BYTES = 8
+_LINK_LOCAL, _LINK_LOCAL_BITS = 0xFE80 >> 6, 10
 MAX_STRANGERS = 512  # of each listener
 HANDSHAKE_NS = 10 * 10**9
 MOST_IN_A_TURN = 16
@@ -61,7 +73,7 @@ class _Listener:
 class _Stranger:
     __slots__ = ("fd", "handshake", "inbox", "listener", "name", "since_ns", "sock")
 
-    def __init__(self, caller: Caller, listener: _Listener, handshake: Handshake, since_ns: int) -> None:
+    def __init__(self, caller: _Caller, listener: _Listener, handshake: Handshake, since_ns: int) -> None:
         self.sock = caller.sock
         self.fd = caller.sock.fileno()
         self.name = caller.name
@@ -175,7 +187,7 @@ class Authenticator:
                 self._pause_listener(listener, room.wait_until_ns)
                 return
             try:
-                caller = accept_caller(listener.sock, self._note_refusal)
+                caller = _accept_caller(listener.sock, self._note_refusal)
             except OSError as error:
                 self._handle_accept_failure(listener, error, now_ns)
                 return
@@ -188,17 +200,17 @@ class Authenticator:
 
     def _handle_accept_failure(self, listener: _Listener, error: OSError, now_ns: int) -> None:
         """Handle a failing listener: close a stranger if that helps, else pause, or give up for good."""
-        if is_shortage(error) and raise_descriptor_limit():
+        if _is_shortage(error) and raise_descriptor_limit():
             return
         crowded = max(self._listeners.values(), key=lambda each: len(each.strangers))
-        if is_shortage(error) and crowded.strangers:
+        if _is_shortage(error) and crowded.strangers:
             room = crowded.strangers.find_room(now_ns, is_short=True)
             if room.leaver is not None:
                 self._refuse_stranger(room.leaver, CROWD)
             else:
                 self._pause_listener(listener, room.wait_until_ns)
             return
-        verdict = listener.failures.note_failure(is_shortage(error), now_ns)
+        verdict = listener.failures.note_failure(_is_shortage(error), now_ns)
         if verdict.is_new:
             self._report(error)
         self._pause_listener(listener, now_ns + verdict.pause_ns)
@@ -209,7 +221,7 @@ class Authenticator:
             if not self._listeners:
                 self._give_up(error)
 
-    def _begin_handshake(self, listener: _Listener, caller: Caller, now_ns: int) -> None:
+    def _begin_handshake(self, listener: _Listener, caller: _Caller, now_ns: int) -> None:
         try:
             handshake = self._greet(caller.sock)
         except OSError:  # the connection has broken meanwhile
@@ -271,3 +283,63 @@ class Authenticator:
     def _log_lines(self, lines: list[str]) -> None:
         for line in lines:
             _log.warning("%s %s", self._owner, line)
+
+
+# One connection
+
+
+class _Caller(NamedTuple):
+    """A new, non-blocking connection. `source`: shared by all that one peer can easily make; `name`: for messages."""
+
+    sock: socket.socket
+    source: str
+    name: str
+
+
+def _accept_caller(listener: socket.socket, turn_away: Callable[[str, str], None]) -> _Caller | None:
+    """Return the next connection in the queue of a non-blocking listener, or None if there is no intact one.
+
+    `turn_away` gets the reason and the name for each connection of another user. Raises OSError if the listener cannot
+    accept: see `_is_shortage`.
+    """
+    for _ in range(MOST_BROKEN):
+        try:
+            accepted, address = listener.accept()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in _BROKEN:
+                continue
+            raise
+        sock = OwnSocket(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            host, port = address[:2]
+            return _Caller(sock, source_of(host), f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        process, user = process_and_user(sock)
+        if user == os.geteuid():
+            return _Caller(sock, "", f"process {process}")
+        sock.close()
+        turn_away(ANOTHER_USER, f"process {process} of user {user}")
+    return None
+
+
+def _is_shortage(error: OSError) -> bool:
+    """Return whether `accept` failed because descriptors or memory were short, which may pass."""
+    return error.errno in _SHORTAGES
+
+
+def source_of(host: str) -> str:
+    """Return what counts as one peer: an IPv4 address, or an IPv6 network, in which a host can have any address.
+
+    Link-local addresses all have the same network, on every link, so each counts alone, with its interface.
+    """
+    if ":" not in host:
+        return host
+    text, _, interface = host.partition("%")
+    address = socket.inet_pton(socket.AF_INET6, text)
+    if int.from_bytes(address, "big") >> (128 - _LINK_LOCAL_BITS) == _LINK_LOCAL:
+        return f"{address.hex()}%{interface}"
+    if address.startswith(_MAPPED_IPV4):
+        return socket.inet_ntop(socket.AF_INET, address[len(_MAPPED_IPV4) :])
+    return address[:_NETWORK_BYTES].hex()

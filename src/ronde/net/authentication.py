@@ -24,19 +24,34 @@ Only `authenticate` does input and output: it drives one handshake over a blocki
 
 from __future__ import annotations
 
+import hmac
 import os
 import socket
 import struct
 import time
 from contextlib import suppress
-from enum import Enum
+from enum import Enum, IntEnum
 
+from ronde.environment import environment
 from ronde.errors import AuthenticationError, ProtocolError, VersionError
 from ronde.job_key import JobKey
-from ronde.net.foreign import describe_foreign_hello
-from ronde.net.protection import ConnectionKeys, Protection
+from ronde.net.foreign_protocols import describe_foreign_hello
+from ronde.values import PROTECTION
 
-__all__ = ["LABEL_BYTES", "PROTOCOL_VERSION", "Handshake", "Role", "authenticate", "receive_some", "send_all"]
+__all__ = [
+    "LABEL_BYTES",
+    "PROTOCOL_VERSION",
+    "SECRET",
+    "ConnectionKeys",
+    "Handshake",
+    "Protection",
+    "Role",
+    "authenticate",
+    "protection_of",
+    "receive_some",
+    "secrecy_is_wanted",
+    "send_all",
+]
 
 PROTOCOL_VERSION = 3
 MAGIC = b"RNDE"
@@ -46,6 +61,48 @@ PROOF_BYTES = 32
 WELCOME = b"\1"
 # In all versions of the same length, with the version in the same place, so that one can name the other.
 _HELLO = struct.Struct(f"!4sHB{LABEL_BYTES}s{NONCE_BYTES}s")
+
+SECRET = "secret"  # the value of the setting `protection` that encrypts everything
+_VARIABLE = "RONDE_PROTECTION"
+
+
+class Protection(IntEnum):
+    """The protection that a connection needs. The numbers travel in the handshake."""
+
+    KERNEL = 0  # a Unix socket: nothing but the kernel is between its ends
+    SEALED = 1  # messages carry tags
+    SECRET = 2  # and are encrypted
+
+
+class ConnectionKeys:
+    """The keys of one end of a connection. `conceals`: messages are encrypted."""
+
+    __slots__ = ("conceals", "incoming", "outgoing")
+
+    def __init__(self, outgoing: bytes, incoming: bytes, conceals: bool) -> None:
+        self.outgoing = outgoing
+        self.incoming = incoming
+        self.conceals = conceals
+
+    def parts(self) -> tuple[bytes, bytes, bool]:
+        """Return the arguments for the native side: the key for sending, the key for receiving, and `conceals`."""
+        return self.outgoing, self.incoming, self.conceals
+
+    def __repr__(self) -> str:
+        return f"ConnectionKeys(conceals={self.conceals})"
+
+
+def protection_of(sock: socket.socket, is_secret: bool) -> Protection:
+    """Return the protection that a connection over this socket needs."""
+    if sock.family == socket.AF_UNIX:
+        return Protection.KERNEL
+    return Protection.SECRET if is_secret else Protection.SEALED
+
+
+def secrecy_is_wanted() -> bool:
+    """Return whether the environment asks for encryption; for processes without settings, such as launchers."""
+    text = environment().get(_VARIABLE, "").strip()
+    return bool(text) and PROTECTION.read(text, f"{_VARIABLE}={text!r}") == SECRET
 
 
 class Role(Enum):
@@ -92,8 +149,6 @@ class Handshake:
 
         Raises VersionError, or AuthenticationError if the other end does not know the key.
         """
-        import hmac  # here, because it loads a large library, and the launcher should start fast
-
         if not self._peer_hello:
             return self._take_hello(data)
         if self._has_proved:
@@ -157,8 +212,6 @@ class Handshake:
         return (self._hello, self._peer_hello) if is_client else (self._peer_hello, self._hello)
 
     def _derive_keys(self) -> ConnectionKeys | None:
-        import hmac
-
         ours, theirs = self._protection, self._peer_protection
         if theirs not in tuple(Protection):
             known = ", ".join(f"{each} ({each.name.lower()})" for each in Protection)

@@ -5,7 +5,8 @@ The rules:
      a peer is certainly gone: when its machine refuses the connection.
   2. A connection counts once both ends have proved that they know the job key. The label in the proven hello names its
      slot. `net/authenticating_listener` closes connections that prove nothing.
-  3. An attempt that breaks before that is repeated until the deadline: the peer may have a crowd of strangers.
+  3. An attempt that breaks before that is repeated until the deadline: a peer with too many unauthenticated connections
+     closes some of them.
   4. The loop watches established control connections for their end while others are missing.
 """
 
@@ -27,9 +28,8 @@ from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, Time
 from ronde.job_key import JobKey
 from ronde.net.addresses import LOOPBACK_REMEDY, Address, is_loopback, resolve
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
-from ronde.net.authentication import Handshake, Role
-from ronde.net.peers import check_user
-from ronde.net.protection import ConnectionKeys, protection_of
+from ronde.net.authentication import ConnectionKeys, Handshake, Role, protection_of
+from ronde.net.unix_peers import check_user
 
 __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 

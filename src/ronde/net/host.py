@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 
@@ -29,8 +30,6 @@ def host_identity(host_id: str) -> str:
     follows from the boot of the machine, the namespaces of network and IPC, /dev/shm, the user, and `host_id`
     (RONDE_HOST_ID).
     """
-    import hashlib  # here, because the launcher of one machine does not need it
-
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()

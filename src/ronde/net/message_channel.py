@@ -2,7 +2,7 @@
 
     frame = length of the rest (4 bytes), message, tag (16 bytes)
 
-Every frame is sealed for its place in the stream (`net/protection`), so one that is altered, repeated, left out or from
+Every frame is sealed for its place in the stream (cpp/sealer.h), so one that is altered, repeated, left out or from
 another connection does not open. The length stays readable and is checked before anything is kept; the tag covers it.
 """
 
@@ -13,7 +13,7 @@ import struct
 
 from ronde._native import SealedConnection
 from ronde.errors import ProtocolError
-from ronde.net.protection import ConnectionKeys
+from ronde.net.authentication import ConnectionKeys
 
 __all__ = ["MESSAGE_LIMIT_BYTES", "Frames", "MessageChannel"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ronde.errors import AbortedError, PeerLostError, RemoteError
-from ronde.new_files import create_anew, open_for_writing
+from ronde.trusted_files import create_anew, open_for_writing
 
 if TYPE_CHECKING:
     from ronde.rendezvous.membership import Failure

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ronde.new_files import open_for_writing
+from ronde.trusted_files import open_for_writing
 
 __all__ = ["LogFile", "LogWriter"]
 

@@ -19,7 +19,7 @@ Rules
 5. A rank's view may be out of date: a rank that finds itself behind, or in the middle of a negotiation round in which
    tensors run, asks again a second later. So does a rank whose interpreter kept it from looking in time
    (`postpone_inspection`). An operation that ends before the answers arrive is not reported.
-6. Ranks that wait for each other in a circle (`circles`) are reported at once, by the lowest of them. To find a circle,
+6. Ranks that wait for each other in a circle are reported at once, by the lowest of them. To find a circle,
    a rank asks about an operation that a thread has awaited for `SUSPICION_NS`, then at doubling intervals. If a rank
    that has not submitted it sleeps, too, this rank asks all ranks about the operations that the others sleep in. If a
    rank names the same operation in both answers, it slept in it between the two questions; if all ranks of a circle do,
@@ -38,30 +38,34 @@ sets `wake_ns`, the time of the next call if no event comes before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ronde.stall.circles import circle_through, entangled_with
-from ronde.stall.events import (
-    Abort,
-    Answer,
-    AskAbout,
-    Asked,
-    AskForStacks,
-    AskRanks,
-    Blocked,
-    Effect,
-    Event,
-    Pending,
-    Report,
-    Stall,
-    StalledTensor,
-    Tensor,
-)
-
-__all__ = ["JOIN", "MOST_STACKS", "Inspector"]
+__all__ = [
+    "JOIN",
+    "MOST_STACKS",
+    "Abort",
+    "Answer",
+    "AskAboutWaits",
+    "AskForStacks",
+    "AskAboutTensors",
+    "Asked",
+    "Blocked",
+    "Effect",
+    "Event",
+    "Inspector",
+    "Pending",
+    "Report",
+    "Stacks",
+    "Stall",
+    "StalledTensor",
+    "Tensor",
+    "circle_through",
+    "entangled_with",
+]
 
 ANSWER_PATIENCE_NS = 2 * 10**9  # a watch thread that can run answers within milliseconds
 STACKS_PATIENCE_NS = 2 * 10**9
@@ -72,6 +76,187 @@ GROWTH = 6  # with 10 s: reports after 10 s, 1 min, 6 min, 36 min
 MOST_STACKS = 8  # ranks; a longer report is hard to read
 MOST_TENSORS = 1024  # Stalls::kMostIds of cpp/waiting/stalls.h
 JOIN = "join"  # the kind of a wait in join(); kJoin of cpp/engine/cycle_waits.h
+
+
+# What is pending
+
+
+class Tensor(NamedTuple):
+    """A tensor or call that this rank has submitted and that is pending. `id` stands for the name.
+
+    `is_running`: all ranks have submitted it. `is_awaited`: a thread of this rank sleeps until it is done.
+    """
+
+    id: int
+    name: str
+    kind: str
+    since_ns: int
+    is_running: bool = False
+    is_awaited: bool = False
+
+
+class Pending(NamedTuple):
+    """What this rank waits for: tensors that are old or known to the inspector.
+
+    `next_ns`: when the oldest of the other tensors was submitted; -1 if there are none.
+    """
+
+    tensors: Sequence[Tensor] = ()
+    next_ns: int = -1
+
+
+class Blocked(NamedTuple):
+    """The longest wait of a process: for the operation `id` on the communicator `where`, by its host's clock."""
+
+    where: int
+    id: int
+    since_ns: int
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Another rank asks about these tensors."""
+
+    rank: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a rank, perhaps this one, to a question about tensors. `has`: whether it has begun each of them.
+
+    `calls`: the collective calls and negotiation rounds that its engine's thread has reached. `is_in_round`: it is in
+    a negotiation round, or should be. `state`: its progress and what it waits for, in words. `blocked`: its longest
+    wait, if it waits.
+    """
+
+    rank: int
+    inquiry: int
+    calls: int
+    is_in_round: bool
+    has: tuple[bool, ...]
+    state: str = ""
+    blocked: Blocked | None = None
+
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """A value that grows while the engine makes progress."""
+        return self.calls, not self.is_in_round
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """A rank's stacks have arrived."""
+
+    rank: int
+    inquiry: int
+    text: str
+
+
+Event = Asked | Answer | Stacks
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class AskAboutTensors:
+    """Ask all ranks, including this one, about these tensors.
+
+    `is_suspicion`: the question announces no report, so other ranks do not leave theirs to this rank.
+    """
+
+    inquiry: int
+    ids: tuple[int, ...]
+    is_suspicion: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskAboutWaits:
+    """Ask all ranks, including this one, whether they have begun the operations that other processes wait for."""
+
+    inquiry: int
+    blocked: tuple[Blocked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskForStacks:
+    """Ask a rank for the stacks of its threads."""
+
+    inquiry: int
+    rank: int
+
+
+class StalledTensor(NamedTuple):
+    """A stalled tensor, and of the ranks that have answered those that have submitted it and those that have not."""
+
+    tensor: Tensor
+    submitted: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The facts of a report.
+
+    `age_ns`: of the oldest tensor. `behind`: ranks whose engine is behind the others'. `silent`: ranks that do not
+    answer. `circle`: ranks of which each waits for the next one, and the last for the first, this rank. `states`: of
+    culprits, by rank; `stacks`: by rank. `next_ns`: the age at which the next report follows; 0: never.
+    """
+
+    age_ns: int
+    tensors: tuple[StalledTensor, ...]
+    behind: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
+    circle: tuple[int, ...] = ()
+    states: dict[int, str] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
+    next_ns: int = 0
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks that delay the others and answer; those on the circle first."""
+        missing = {rank for waiting in self.tensors for rank in waiting.missing}
+        others = self.circle[1:]
+        return (*others, *sorted((missing | set(self.behind)) - set(others)))
+
+    def renamed(self, names: Sequence[int]) -> Stall:
+        """Return the same with the numbers of ranks in messages: names[rank]."""
+
+        def of(ranks: Iterable[int]) -> tuple[int, ...]:
+            return tuple(names[rank] for rank in ranks)
+
+        tensors = tuple(
+            StalledTensor(each.tensor, of(each.submitted), of(each.missing)) for each in self.tensors
+        )
+        states, stacks = (
+            {names[rank]: text for rank, text in texts.items()} for texts in (self.states, self.stacks)
+        )
+        ranks = of(self.behind), of(self.silent), of(self.circle)
+        return Stall(self.age_ns, tensors, *ranks, states, stacks, self.next_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Log the warning."""
+
+    stall: Stall
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Abort the communicator: an operation has waited longer than the user allows."""
+
+    stall: Stall
+
+
+Effect = AskAboutTensors | AskAboutWaits | AskForStacks | Report | Abort
+
+
+# The inspector
 
 
 class _Purpose(Enum):
@@ -202,7 +387,7 @@ class Inspector:
                 self._inquiries += 1
                 self._inquiry = _Inquiry(self._inquiries, tensors, purpose, now_ns + ANSWER_PATIENCE_NS)
                 ids = tuple(tensor.id for tensor in tensors)
-                return [AskRanks(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
+                return [AskAboutTensors(self._inquiries, ids, purpose is _Purpose.SUSPECT)]
         return []
 
     def _to_abort(self, now_ns: int, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -341,7 +526,7 @@ class Inspector:
         self._inquiries += 1
         inquiry.number, inquiry.deadline_ns = self._inquiries, now_ns + ANSWER_PATIENCE_NS
         inquiry.blocked = sleeping
-        return [AskAbout(inquiry.number, tuple(sleeping.values()))]
+        return [AskAboutWaits(inquiry.number, tuple(sleeping.values()))]
 
     def _judge_circle(self, inquiry: _Inquiry, now_ns: int, pending: Pending) -> Stall | None:
         """Return the stall if this rank is on a circle of waiting ranks and has to report it."""
@@ -419,3 +604,47 @@ class Inspector:
             if self._shutdown_ns:
                 times.append(tensor.since_ns + self._shutdown_ns)
         return max(min(times), self._not_before_ns) if times else None
+
+
+# Circles. A rank waits for all ranks that have not begun its operation, until the last of them begins it. So ranks that
+# wait for each other in a circle never continue.
+
+WaitsFor = Mapping[int, Collection[int]]  # by waiting rank: the ranks it waits for
+
+
+def circle_through(rank: int, waits_for: WaitsFor) -> tuple[int, ...]:
+    """Return the shortest circle of ranks, each waiting for the next, that begins with this rank; () if none does."""
+    came_from: dict[int, int] = {}
+    queue = deque([rank])
+    while queue and rank not in came_from:
+        current = queue.popleft()
+        for other in sorted(waits_for.get(current, ())):
+            if other not in came_from:
+                came_from[other] = current
+                queue.append(other)
+    if rank not in came_from:
+        return ()
+    circle = [came_from[rank]]
+    while circle[-1] != rank:
+        circle.append(came_from[circle[-1]])
+    return tuple(reversed(circle))
+
+
+def entangled_with(rank: int, waits_for: WaitsFor) -> set[int]:
+    """Return all ranks that are on a circle with this rank; an empty set if no circle contains it."""
+    waited_for_by: dict[int, set[int]] = {}
+    for waiting, others in waits_for.items():
+        for other in others:
+            waited_for_by.setdefault(other, set()).add(waiting)
+    return _reachable(rank, waits_for) & _reachable(rank, waited_for_by)
+
+
+def _reachable(rank: int, edges: WaitsFor) -> set[int]:
+    """Return the ranks that one or more edges lead to."""
+    found: set[int] = set()
+    queue = [rank]
+    while queue:
+        fresh = set(edges.get(queue.pop(), ())) - found
+        found |= fresh
+        queue += fresh
+    return found

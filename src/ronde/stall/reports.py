@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ronde.stall.events import Stall, StalledTensor, Tensor
-from ronde.stall.inspector import JOIN, MOST_STACKS
+from ronde.stall.inspector import JOIN, MOST_STACKS, Stall, StalledTensor, Tensor
 
 __all__ = [
     "CALLS",
@@ -15,7 +14,7 @@ __all__ = [
     "TENSORS",
     "Subject",
     "abort_reason",
-    "describe",
+    "describe_stall",
     "ranks_text",
     "readable_stacks",
 ]
@@ -47,7 +46,7 @@ TENSORS = Subject("tensor", "submitted", "it is being executed, or waits for oth
 CALLS = Subject("call", "begun", "its data are still in transit")
 
 
-def describe(
+def describe_stall(
     stall: Stall,
     hosts: Mapping[int, str],
     states: Mapping[int, str],

@@ -20,25 +20,25 @@ from typing import Any, ClassVar
 
 from ronde import _native
 from ronde.settings import Settings
-from ronde.stall.events import (
+from ronde.stall.inspector import (
     Abort,
     Answer,
-    AskAbout,
+    AskAboutTensors,
+    AskAboutWaits,
     Asked,
     AskForStacks,
-    AskRanks,
     Blocked,
     Effect,
     Event,
+    Inspector,
     Pending,
     Report,
     Stacks,
     Stall,
     Tensor,
 )
-from ronde.stall.inspector import Inspector
-from ronde.stall.reports import Subject, abort_reason, describe, readable_stacks
-from ronde.stall.stacks import Dump, formatted, main_ident, places_of_waits
+from ronde.stall.reports import Subject, abort_reason, describe_stall, readable_stacks
+from ronde.stall.stacks import StackDump, describe_children, format_stacks, main_thread_id, places_of_waits
 
 __all__ = ["StallWatch", "hide_thread"]
 
@@ -102,7 +102,7 @@ class StallWatch:
         if kind == _STACKS_WANTED:
             inspection = self._inspection
             children = [] if inspection is None else inspection.describe_children()
-            self.native.answer_stacks(rest[0], rank, "\n".join([formatted(), *children]))
+            self.native.answer_stacks(rest[0], rank, "\n".join([format_stacks(), *children]))
         elif self.inspector.is_idle:
             return
         elif kind == _ASKED:
@@ -127,16 +127,16 @@ class StallWatch:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case AskRanks(inquiry, ids, is_suspicion):
+            case AskAboutTensors(inquiry, ids, is_suspicion):
                 self.native.ask(inquiry, ids, not is_suspicion)
-            case AskAbout(inquiry, blocked):
+            case AskAboutWaits(inquiry, blocked):
                 self.native.ask_about(inquiry, blocked)
             case AskForStacks(inquiry, rank):
                 self.native.ask_for_stacks(inquiry, rank)
             case Report(stall):
                 renamed = stall.renamed(self._names)
                 states, here = self._states_of_silent_ranks(stall), places_of_waits()
-                text = describe(renamed, self._hosts, states, self._subject, here, self._shutdown_ns)
+                text = describe_stall(renamed, self._hosts, states, self._subject, here, self._shutdown_ns)
                 self._log.warning("%s", text)
             case Abort(stall):
                 renamed = stall.renamed(self._names)
@@ -166,7 +166,7 @@ class _Inspection:
     def __init__(self) -> None:
         self.native = _native.StallHub()
         self._watches: dict[int, weakref.ref[StallWatch]] = {}
-        self._dump = Dump()
+        self._dump = StackDump()
         self._hidden: list[int] = []
         self._thread = threading.Thread(target=self._run, name="ronde-stalls", daemon=True)
         self._thread.start()
@@ -175,7 +175,7 @@ class _Inspection:
     def hide_from_stacks(self, thread: threading.Thread) -> None:
         """Leave a thread out of the stacks that the signal handler writes."""
         self._hidden.append(thread.ident or 0)
-        preface = " ".join(map(hex, (main_ident(), *self._hidden))) + "\n"
+        preface = " ".join(map(hex, (main_thread_id(), *self._hidden))) + "\n"
         self.native.use_stacks(self._dump.signal, self._dump.file, preface)
 
     def add_watch(self, watch: StallWatch) -> None:
@@ -204,8 +204,6 @@ class _Inspection:
 
     def describe_children(self) -> list[str]:
         """Return lines with the command and the stacks of each child process."""
-        from ronde.stall.child_stacks import describe_children  # slow to load, and few ranks report stalls
-
         return describe_children(self._dump.signal, self._dump.childrens_file)
 
     def _run(self) -> None:

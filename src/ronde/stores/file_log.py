@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ronde.errors import PeerLostError, UsageError
-from ronde.net.own_descriptors import close_own, file_identity, is_own
-from ronde.new_files import create_anew, open_kept
+from ronde.net.descriptors import close_own, file_identity, is_own
+from ronde.trusted_files import create_anew, open_kept
 
 __all__ = ["FileLog", "LiveClients"]
 

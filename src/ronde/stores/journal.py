@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ronde.errors import UsageError
-from ronde.new_files import create_anew, open_kept
 from ronde.stores.table import Table
+from ronde.trusted_files import create_anew, open_kept
 
 __all__ = ["Journal", "Remembered", "pack_changes", "pack_sessions", "read_journal"]
 

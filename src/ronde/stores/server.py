@@ -10,7 +10,7 @@ The rules:
   5. One native call (cpp/binding/store_server.cc) receives and answers the frequent requests until Python must act.
      A turn takes requests from several clients and sends all answers at its end. Everything else, such as parts of
      requests, is received here.
-  6. Over TCP every message is sealed (`net/protection`). An altered message ends its connection, and nothing else.
+  6. Over TCP every message is sealed (`net/authentication`). An altered message ends its connection, and nothing else.
   7. With a journal, the answers of a turn leave only when its changes are on the disk. If these cannot be written, the
      server undoes and refuses them, and the store goes on with its earlier content.
 """
@@ -43,9 +43,8 @@ from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse_address
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
-from ronde.net.authentication import Handshake, Role
-from ronde.net.own_descriptors import close_own, file_identity, is_own
-from ronde.net.protection import protection_of, secrecy_is_wanted
+from ronde.net.authentication import Handshake, Role, protection_of, secrecy_is_wanted
+from ronde.net.descriptors import close_own, file_identity, is_own
 from ronde.stores.listeners import MAX_CLIENTS, detect_loss, listen_for_clients
 from ronde.stores.request_handler import ClientSession, RequestHandler
 from ronde.stores.wire import FRAME_LIMIT_BYTES, LENGTH

@@ -5,7 +5,7 @@ The rules of a client:
   2. If the connection breaks, the client reconnects and repeats the request under its number, so that the server
      carries it out once. It does so until its patience ends.
   3. After reconnecting, it first holds its keys again.
-  4. Over TCP every message is sealed (`net/protection`). An altered message ends the connection, and rule 2 applies.
+  4. Over TCP every message is sealed (`net/authentication`). An altered message ends the connection; rule 2 applies.
   5. A forked child closes the connection at once: it would hide the death of its parent. In the child, the object is
      another client from then on.
   6. If the program has closed the connection's descriptor, `close` leaves a file that now has its number alone, and so
@@ -33,11 +33,10 @@ from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authenticating_listener import HANDSHAKE_NS
-from ronde.net.authentication import LABEL_BYTES, Role, authenticate
-from ronde.net.foreign import is_torch_store
-from ronde.net.own_descriptors import OwnSocket
-from ronde.net.peers import check_user
-from ronde.net.protection import protection_of, secrecy_is_wanted
+from ronde.net.authentication import LABEL_BYTES, Role, authenticate, protection_of, secrecy_is_wanted
+from ronde.net.descriptors import OwnSocket
+from ronde.net.foreign_protocols import is_torch_store
+from ronde.net.unix_peers import check_user
 from ronde.stores import wire
 from ronde.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
 from ronde.stores.listeners import detect_loss, shortcuts

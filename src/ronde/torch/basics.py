@@ -15,8 +15,7 @@ import torch
 import torch.distributed
 
 from ronde.backends.ccl import is_installed
-from ronde.comm.queries import size
-from ronde.comm.world import has_joined
+from ronde.comm.world import has_joined, size
 from ronde.engine import engine, process
 from ronde.engine.process import ProcessSet
 from ronde.errors import UsageError

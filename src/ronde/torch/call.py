@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ronde.comm.queries import rank, size
+from ronde.comm.world import rank, size
 from ronde.engine import Handle
 from ronde.engine.process import ProcessSet, engine, global_process_set, place_of_root
 from ronde.errors import UsageError

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ronde.comm.queries import rank
+from ronde.comm.world import rank
 from ronde.torch.call import Call, place_in, size_of
 from ronde.torch.handles import Received
 from ronde.torch.tensors import check_tensors, start_dense, start_tensor, start_tensors

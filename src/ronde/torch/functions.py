@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ronde.comm.queries import rank
+from ronde.comm.world import rank
 from ronde.engine import objects
 from ronde.engine.objects import ObjectT
 from ronde.engine.process import ProcessSet, global_process_set

@@ -5,8 +5,16 @@ Scripts import from it, or ask for `hvd.mpi_ops.Sum`. MPI has no part in it.
 
 from __future__ import annotations
 
-from ronde.comm.queries import cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size
-from ronde.comm.world import is_initialized
+from ronde.comm.world import (
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
 from ronde.engine.process import (
     ProcessSet,
     add_process_set,

@@ -1,8 +1,7 @@
 """The operations of `horovod.torch`: named, in any order, blocking or not, in place or not.
 
 Tensors not on the CPU are copied through main memory. Autograd works through the blocking forms that return new tensors
-(ronde.torch.differentiable has the gradients). ronde.torch.tensors has the rules of devices, groups and sparse tensors.
-The parameters and errors that all operations share are described once, at the end of this module.
+(ronde.torch.differentiable has the gradients). The rules of groups are in ronde.torch.tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import overload
 import torch
 
 from ronde.engine.process import ProcessSet, global_process_set, submit
-from ronde.help_texts import complete_help
 from ronde.torch.call import Call
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.differentiable import run_call, start_alltoall
@@ -74,6 +72,25 @@ def allreduce(
         mean = hvd.allreduce(loss.detach(), name="loss")
 
     The average of integers is truncated towards zero.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        compression: hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
     """
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, waits=True)
     return _run_compressed(call, [tensor], compression)[0]
@@ -88,7 +105,26 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> torch.Tensor:
-    """Combine the tensors of all ranks element by element in place, and return the tensor."""
+    """Combine the tensors of all ranks element by element in place, and return the tensor.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, in_place=True, waits=True)
     return start_tensor(call, tensor).wait()
 
@@ -102,7 +138,26 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Start an `allreduce`, and return a handle for `synchronize`. The tensor must not change until then."""
+    """Start an `allreduce`, and return a handle for `synchronize`. The tensor must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set)
     return start_tensor(call, tensor)
 
@@ -116,7 +171,26 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Start an `allreduce_`, and return a handle for `synchronize`. The tensor must not change until then."""
+    """Start an `allreduce_`, and return a handle for `synchronize`. The tensor must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, in_place=True)
     return start_tensor(call, tensor)
 
@@ -131,7 +205,27 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> list[torch.Tensor]:
-    """Return the `allreduce` of each tensor, as a list; they complete together."""
+    """Return the `allreduce` of each tensor, as a list; they complete together.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        compression: hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, waits=True, is_group=True)
     return _run_compressed(call, tensors, compression)
 
@@ -145,7 +239,26 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> list[torch.Tensor]:
-    """Combine each of the tensors in place, and return them."""
+    """Combine each of the tensors in place, and return them.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     call = _call(
         op, average, name, prescale_factor, postscale_factor, process_set, True, waits=True, is_group=True
     )
@@ -162,7 +275,26 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Start a `grouped_allreduce`, and return a handle for `synchronize`. The tensors must not change until then."""
+    """Start a `grouped_allreduce`, and return a handle for `synchronize`. The tensors must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     call = _call(op, average, name, prescale_factor, postscale_factor, process_set, is_group=True)
     return start_tensors(call, tensors)
 
@@ -176,7 +308,26 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Start a `grouped_allreduce_`, and return a handle for `synchronize`. The tensors must not change until then."""
+    """Start a `grouped_allreduce_`, and return a handle for `synchronize`. The tensors must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        average: deprecated: use `op`.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max, Product or Adasum (default: Average).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     call = _call(
         op, average, name, prescale_factor, postscale_factor, process_set, in_place=True, is_group=True
     )
@@ -188,7 +339,23 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> torch.Tensor:
-    """Return the tensors of all ranks, concatenated along the first axis, whose length may differ between ranks."""
+    """Return the tensors of all ranks, concatenated along the first axis, whose length may differ between ranks.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and, except for the first axis, the same shape on
+            all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     return run_call(Call(Allgather, name, process_set, waits=True), [tensor])[0]
 
 
@@ -197,7 +364,23 @@ def allgather_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Start an `allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
+    """Start an `allgather`, and return a handle for `synchronize`. The tensors must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and, except for the first axis, the same shape on
+            all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     return start_tensor(Call(Allgather, name, process_set), tensor)
 
 
@@ -206,7 +389,22 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> list[torch.Tensor]:
-    """Return the `allgather` of each tensor, as a list."""
+    """Return the `allgather` of each tensor, as a list.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     return run_call(Call(Allgather, name, process_set, waits=True, is_group=True), tensors)
 
 
@@ -215,7 +413,22 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """Start a `grouped_allgather`, and return a handle for `synchronize`. The tensors must not change until then."""
+    """Start a `grouped_allgather`, and return a handle for `synchronize`. The tensors must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     return start_tensors(Call(Allgather, name, process_set, is_group=True), tensors)
 
 
@@ -225,7 +438,23 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> torch.Tensor:
-    """Return the tensor of rank `root_rank`."""
+    """Return the tensor of rank `root_rank`.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        root_rank: a rank of the world, also with a process set.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     return run_call(Call(Broadcast, name, process_set, waits=True, root=root_rank), [tensor])[0]
 
 
@@ -235,7 +464,23 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> torch.Tensor:
-    """Copy the tensor of rank `root_rank` into the tensor, and return it."""
+    """Copy the tensor of rank `root_rank` into the tensor, and return it.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        root_rank: a rank of the world, also with a process set.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     call = Call(Broadcast, name, process_set, in_place=True, waits=True, root=root_rank)
     return start_tensor(call, tensor).wait()
 
@@ -246,7 +491,23 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Start a `broadcast`, and return a handle for `synchronize`. The tensors must not change until then."""
+    """Start a `broadcast`, and return a handle for `synchronize`. The tensors must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        root_rank: a rank of the world, also with a process set.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     return start_tensor(Call(Broadcast, name, process_set, root=root_rank), tensor)
 
 
@@ -256,7 +517,23 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Start a `broadcast_`, and return a handle for `synchronize`. The tensors must not change until then."""
+    """Start a `broadcast_`, and return a handle for `synchronize`. The tensors must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        root_rank: a rank of the world, also with a process set.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     return start_tensor(Call(Broadcast, name, process_set, in_place=True, root=root_rank), tensor)
 
 
@@ -284,6 +561,22 @@ def alltoall(
 
     With `splits`, return a pair: these rows, and how many came from each rank, as a tensor. Ranks may have different
     numbers of rows.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and, except for the first axis, the same shape on
+            all ranks.
+        splits: the number of rows for each rank, as a list or tensor of integers (None: the same number for all).
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
     """
     result, received = run_call(Call(Alltoall, name, process_set, waits=True, splits=splits), [tensor])
     return result if splits is None else (result, received)
@@ -295,7 +588,24 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet | None = global_process_set,
 ) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
-    """Start an `alltoall`, and return a handle. `synchronize` returns the rows, and how many came from each rank."""
+    """Start an `alltoall`, and return a handle. `synchronize` returns the rows, and how many came from each rank.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and, except for the first axis, the same shape on
+            all ranks.
+        splits: the number of rows for each rank, as a list or tensor of integers (None: the same number for all).
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     return start_alltoall(Call(Alltoall, name, process_set, splits=splits), tensor)
 
 
@@ -308,7 +618,26 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Combine like `allreduce`, and return this rank's part of the first axis, divided as by `numpy.array_split`."""
+    """Combine like `allreduce`, and return this rank's part of the first axis, divided as by `numpy.array_split`.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        compression: hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).
+        op: the reduction: hvd.Average, Sum, Min, Max or Product (default: Average).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     call = Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor, waits=True)
     return _run_compressed(call, [tensor], compression)[0]
 
@@ -321,7 +650,25 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
-    """Start a `reducescatter`, and return a handle for `synchronize`. The tensors must not change until then."""
+    """Start a `reducescatter`, and return a handle for `synchronize`. The tensors must not change until then.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensor: a tensor of any layout, on any device; the same dtype and shape on all ranks.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max or Product (default: Average).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     return start_tensor(Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor), tensor)
 
 
@@ -334,7 +681,26 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Return the `reducescatter` of each tensor, as a list."""
+    """Return the `reducescatter` of each tensor, as a list.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        compression: hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).
+        op: the reduction: hvd.Average, Sum, Min, Max or Product (default: Average).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     call = Call(
         Reducescatter, name, process_set, op, prescale_factor, postscale_factor, waits=True, is_group=True
     )
@@ -349,7 +715,25 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[torch.Tensor]]:
-    """Start a `grouped_reducescatter`, and return a handle for `synchronize`, until which tensors must not change."""
+    """Start a `grouped_reducescatter`, and return a handle for `synchronize`, until which tensors must not change.
+
+    All ranks of the process set call it with the same name, in any order and from any thread.
+
+    Args:
+        tensors: a list of tensors. The group runs when all ranks have submitted it.
+        name: the same on all ranks, and of one operation at a time (None: numbered in program order).
+        op: the reduction: hvd.Average, Sum, Min, Max or Product (default: Average).
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+        prescale_factor: multiplies the input (default: 1).
+        postscale_factor: multiplies the result (default: 1).
+
+    Raises:
+        ValueError: an operation with this name is not complete yet, or this rank is not in the process set.
+        UsageError: an argument is invalid; it is a ValueError. Nothing was sent.
+        MismatchError: ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next
+            operation works. Raised by `synchronize`.
+        PeerLostError: a rank died, left or cannot be reached. Raised by `synchronize`.
+    """
     call = Call(Reducescatter, name, process_set, op, prescale_factor, postscale_factor, is_group=True)
     return start_tensors(call, tensors)
 
@@ -357,7 +741,17 @@ def grouped_reducescatter_async(
 def barrier(
     process_set: ProcessSet | None = global_process_set,
 ) -> None:
-    """Return when all ranks have called it."""
+    """Return when all ranks have called it.
+
+    All ranks of the process set call it, in any order and from any thread.
+
+    Args:
+        process_set: the ranks that take part (default: hvd.global_process_set, all ranks).
+
+    Raises:
+        ValueError: this rank is not in the process set.
+        PeerLostError: a rank died, left or cannot be reached.
+    """
     submit(Barrier, None, waits=True, process_set=process_set).wait()
 
 
@@ -388,32 +782,3 @@ def _run_compressed(
     pairs = [compression.compress(tensor) for tensor in tensors]
     results = run_call(call, [sent for sent, _ in pairs])
     return [compression.decompress(result, context) for result, (_, context) in zip(results, pairs)]
-
-
-_SHARED = {
-    "tensor": "a tensor of any layout, on any device; the same shape and"
-    " dtype on all ranks (all-gather and all-to-all: except for the first axis).",
-    "tensors": "a list of tensors. The group runs when all ranks have submitted it.",
-    "average": "deprecated: use `op`.",
-    "name": "the same on all ranks, and of one operation at a time (None: numbered in program order).",
-    "compression": "hvd.Compression.fp16 or bf16 sends 16 bits per element (default: none).",
-    "op": "the reduction: hvd.Average, Sum, Min, Max, Product, or Adasum in an all-reduce (default: Average).",
-    "prescale_factor": "multiplies the input (default: 1).",
-    "postscale_factor": "multiplies the result (default: 1).",
-    "root_rank": "a rank of the world, also with a process set.",
-    "splits": "the number of rows for each rank, as a list or tensor of integers (None: the same number for all).",
-    "process_set": "the ranks that take part (default: hvd.global_process_set, all ranks).",
-}
-_ERRORS = {
-    "ValueError": "an operation with this name is not complete yet, or this rank is not in the process set.",
-    "UsageError": "an argument is invalid; it is a ValueError. Nothing was sent.",
-    "MismatchError": "ranks submitted different operations under the name, on all ranks; it is a RuntimeError. The next"
-    " operation works.",
-    "PeerLostError": "a rank died, left or cannot be reached. Asynchronous operations raise it in `synchronize`.",
-}
-complete_help(
-    [globals()[name] for name in __all__],
-    _SHARED,
-    _ERRORS,
-    "All ranks of the process set call it with the same name, in any order and from any thread.",
-)

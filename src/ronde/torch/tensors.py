@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from ronde.backends import nccl
-from ronde.comm.queries import rank
+from ronde.comm.world import rank
 from ronde.engine import engine
 from ronde.engine.process import ProcessSet, global_process_set
 from ronde.errors import MismatchError, UsageError

@@ -121,7 +121,9 @@ def interrupt_rank_0_at_the_end() -> float:
     """Rank 0 is interrupted when the world is there, before `init` returns."""
     interrupting: AbstractContextManager[object] = nullcontext()
     if my_rank() == 0:
-        interrupting = mock.patch("ronde.comm.gathering.Gathering.tidy", side_effect=KeyboardInterrupt)
+        interrupting = mock.patch(
+            "ronde.comm.world_attempt.WorldAttempt.delete_earlier_epochs", side_effect=KeyboardInterrupt
+        )
     with pytest.raises((KeyboardInterrupt, ronde.PeerLostError)) as told, interrupting:
         ronde.init(start_timeout_ns=5 * 10**9)
     assert told.tb, "a traceback that a program keeps has all objects of the failed call"

@@ -16,8 +16,7 @@ from tests.ports import free_port
 
 from ronde.comm.identity import Surroundings, identify
 from ronde.net.addresses import parse_address, resolve
-from ronde.net.authentication import Role, authenticate
-from ronde.net.protection import protection_of
+from ronde.net.authentication import Role, authenticate, protection_of
 from ronde.settings import JobKey
 from ronde.stores.server import STORE_PURPOSE
 from ronde.stores.tcp import StoreClient

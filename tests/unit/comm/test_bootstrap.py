@@ -16,7 +16,7 @@ import pytest
 from ronde.comm.bootstrap import Wire, Wiring, wire, wire_again
 from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator_factory import CommunicatorFactory
-from ronde.comm.gathering import Gathering
+from ronde.comm.world_attempt import WorldAttempt
 from ronde.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError, TimeoutError
 from ronde.settings import JobKey, Settings
 from ronde.stores.memory import MemoryStore
@@ -31,7 +31,7 @@ def deadline_in(duration_ns: int) -> int:
 
 def exchange_through(store: MemoryStore, rank: int, size: int, timeout_ns: int) -> Exchange:
     """Return the exchange of a first attempt to form a world."""
-    return Gathering(store, rank, size, time.monotonic_ns(), deadline_in(timeout_ns)).exchange
+    return WorldAttempt(store, rank, size, time.monotonic_ns(), deadline_in(timeout_ns)).exchange
 
 
 def in_threads(size: int, body: Callable[[int], object]) -> list[object]:

@@ -15,8 +15,8 @@ from typing import TypeVar
 import pytest
 
 from ronde import _native
-from ronde.comm.placement import Topology, compute_topology
 from ronde.comm.shared_memory import share_bells, share_segment
+from ronde.comm.topology import Topology, compute_topology
 from ronde.errors import MismatchError, PeerLostError, TimeoutError
 
 SECOND = 10**9

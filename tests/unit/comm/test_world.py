@@ -45,7 +45,7 @@ class Joining:
 
     def gather(self) -> None:
         identity, now_ns = Identity(1, 2, "", self.point), time.monotonic_ns()
-        world._gather(identity, self.point, Settings(), now_ns - 280 * SECOND, now_ns + 20 * SECOND)
+        world._begin_attempt(identity, self.point, Settings(), now_ns - 280 * SECOND, now_ns + 20 * SECOND)
 
 
 @pytest.mark.parametrize("served_by", [None, 0])

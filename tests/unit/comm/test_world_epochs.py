@@ -6,8 +6,8 @@ from ronde.comm.world_epochs import (
     Add,
     CompareSet,
     Ending,
+    EndingKind,
     Epoch,
-    How,
     MultiGet,
     Reaction,
     Result,
@@ -76,7 +76,7 @@ def test_a_fresh_process_that_comes_first_opens_the_next_epoch() -> None:
     assert store.come(1, b"fresh") == 1
     assert store.come(0, b"c", last=0) == 1
     ended = read_outcome(store[KEYS.outcome(ZERO, 0)])
-    assert ended == Ending(How.REPLACED, 1, "fresh"), "who still waits there learns it"
+    assert ended == Ending(EndingKind.REPLACED, 1, "fresh"), "who still waits there learns it"
 
 
 def test_a_rank_that_comes_again_first_ends_an_epoch_that_nobody_has_ended() -> None:
@@ -86,7 +86,7 @@ def test_a_rank_that_comes_again_first_ends_an_epoch_that_nobody_has_ended() -> 
     store.come(1, b"b")  # the store does not answer when it fails
     assert store.come(1, b"process 7", last=0) == 1
     ended = read_outcome(store[KEYS.outcome(ZERO, 0)])
-    assert ended == Ending(How.REPLACED, 1, "process 7"), "rank 0 still waits there"
+    assert ended == Ending(EndingKind.REPLACED, 1, "process 7"), "rank 0 still waits there"
     before = store.copy()
     assert store.come(0, b"c", last=0) == 1
     assert store == before | {KEYS.member(Epoch("word", 1), 0): b"c"}
@@ -110,13 +110,13 @@ def test_a_store_that_has_begun_anew_gets_no_ending_of_an_old_epoch() -> None:
 
 def test_an_epoch_is_complete_or_ended_and_never_both() -> None:
     store = Content()
-    ending = Ending(How.FAILED, 1, "ValueError")
+    ending = Ending(EndingKind.FAILED, 1, "ValueError")
     store.put(ZERO, 0, b"zero")
     store.perform(end_epoch(KEYS, ZERO, 0, ending))
     outcome = store.put(ZERO, 1, b"one")
     assert outcome is not None
     assert read_outcome(outcome) == ending
-    store.perform(end_epoch(KEYS, ZERO, 0, Ending(How.FAILED, 0, "another")))
+    store.perform(end_epoch(KEYS, ZERO, 0, Ending(EndingKind.FAILED, 0, "another")))
     assert read_outcome(store[KEYS.outcome(ZERO, 0)]) == ending, "the first one counts"
 
 
@@ -124,7 +124,7 @@ def test_an_epoch_with_records_ends_in_its_next_stage() -> None:
     store = Content()
     store.put(ZERO, 0, b"zero")
     store.put(ZERO, 1, b"one")
-    ending = Ending(How.FAILED, 1, "ValueError")
+    ending = Ending(EndingKind.FAILED, 1, "ValueError")
     store.perform(end_epoch(KEYS, ZERO, 0, ending))
     assert read_outcome(store[KEYS.outcome(ZERO, 0)]) == b"zero+one"
     assert read_outcome(store[KEYS.outcome(ZERO, 1)]) == ending
@@ -147,13 +147,13 @@ def test_a_counter_that_is_no_number() -> None:
 
 def test_what_an_ending_means_to_a_rank() -> None:
     for how, rank, reaction in [
-        (How.FAILED, 0, Reaction.RAISE),
-        (How.TIMED_OUT, 0, Reaction.RAISE),
-        (How.TIMED_OUT, 2, Reaction.GO_ON),  # it comes late
-        (How.TIMED_OUT, 3, Reaction.RAISE),  # it has come, and could not be reached
-        (How.REPLACED, 0, Reaction.GO_ON),
-        (How.REPLACED, 1, Reaction.CONTEST),
-        (How.TWICE, 0, Reaction.RAISE),
-        (How.TWICE, 1, Reaction.RAISE),
+        (EndingKind.FAILED, 0, Reaction.RAISE),
+        (EndingKind.TIMED_OUT, 0, Reaction.RAISE),
+        (EndingKind.TIMED_OUT, 2, Reaction.GO_ON),  # it comes late
+        (EndingKind.TIMED_OUT, 3, Reaction.RAISE),  # it has come, and could not be reached
+        (EndingKind.REPLACED, 0, Reaction.GO_ON),
+        (EndingKind.REPLACED, 1, Reaction.CONTEST),
+        (EndingKind.TWICE, 0, Reaction.RAISE),
+        (EndingKind.TWICE, 1, Reaction.RAISE),
     ]:
         assert judge_ending(Ending(how, 1, "", missing=(2, 3), late=(2,)), rank) is reaction

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.comm.placement import compute_topology
+from ronde.comm.topology import compute_topology
 from ronde.launch.ranks import WorkerRanks, ranks_of
 from ronde.rendezvous.membership import Node
 

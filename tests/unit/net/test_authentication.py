@@ -14,8 +14,16 @@ import pytest
 
 from ronde.errors import AuthenticationError, VersionError
 from ronde.net import authentication
-from ronde.net.authentication import LABEL_BYTES, Handshake, Role, authenticate, receive_some, send_all
-from ronde.net.protection import ConnectionKeys, Protection
+from ronde.net.authentication import (
+    LABEL_BYTES,
+    ConnectionKeys,
+    Handshake,
+    Protection,
+    Role,
+    authenticate,
+    receive_some,
+    send_all,
+)
 from ronde.settings import JobKey
 
 KEY = JobKey.generate()

@@ -17,8 +17,7 @@ import pytest
 from tests.other_user import NOBODY, as_nobody
 
 from ronde.errors import UsageError
-from ronde.net.job_keys import find_job_key, key_in_memory
-from ronde.net.key_files import read_key_file
+from ronde.net.job_keys import find_job_key, key_in_memory, read_key_file
 from ronde.settings import JobKey
 
 KEY = JobKey.generate()

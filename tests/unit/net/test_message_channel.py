@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ronde.errors import ProtocolError
+from ronde.net.authentication import ConnectionKeys
 from ronde.net.message_channel import MESSAGE_LIMIT_BYTES, Frames, MessageChannel
-from ronde.net.protection import ConnectionKeys
 
 ONE, OTHER = bytes(range(32)), bytes(range(32, 64))
 

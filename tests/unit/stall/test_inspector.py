@@ -1,26 +1,35 @@
-"""The inspector of stalls alone: when it asks, whom, what it reports, once, and when it gives up."""
+"""The inspector of stalls alone: when it asks, whom, what it reports, once, and when it gives up.
+
+Ranks that wait for each other: the graph alone, and inspectors that find out by asking each other.
+"""
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Sequence
 
-from ronde.stall.events import (
+from ronde.stall.inspector import (
+    JOIN,
     Abort,
     Answer,
+    AskAboutTensors,
+    AskAboutWaits,
     Asked,
     AskForStacks,
-    AskRanks,
     Blocked,
     Effect,
     Event,
+    Inspector,
     Pending,
     Report,
     Stacks,
     Stall,
     Tensor,
+    circle_through,
+    entangled_with,
 )
-from ronde.stall.inspector import JOIN, Inspector
-from ronde.stall.reports import abort_reason, describe, readable_stacks
+from ronde.stall.reports import abort_reason, describe_stall, readable_stacks
 
 S = 10**9
 HOSTS = {0: "alpha", 1: "alpha", 2: "beta", 3: "beta"}
@@ -58,7 +67,7 @@ class Rank:
         in_round: bool = False,
     ) -> list[Effect]:
         """Every rank that has something to say says it."""
-        assert isinstance(ask, AskRanks)
+        assert isinstance(ask, AskAboutTensors)
         effects = []
         for rank, each in has.items():
             answer = Answer(rank, ask.inquiry, (calls or {}).get(rank, 7), in_round, tuple(each))
@@ -145,7 +154,7 @@ def test_what_goes_on_stalling_is_reported_at_growing_distances() -> None:
 def join(rank: Rank, has: Sequence[bool], blocked: Blocked | None) -> list[Effect]:
     """A rank of three has waited 10 s in join(); return what follows from the others' answers."""
     (ask,) = rank.at(10)
-    assert isinstance(ask, AskRanks)
+    assert isinstance(ask, AskAboutTensors)
     rank.at(10, Answer(0, ask.inquiry, 7, False, (True,), "waits in join()", Blocked(1, 5, 0)))
     rank.at(10, Answer(1, ask.inquiry, 7, False, (has[0],)))
     return rank.at(10, Answer(2, ask.inquiry, 7, False, (has[1],), blocked=blocked))
@@ -156,7 +165,7 @@ def test_a_join_that_nobody_follows_is_reported() -> None:
     rank.tensors.append(Tensor(1, "join()", JOIN, 0))
     assert join(rank, [True, False], None) == [AskForStacks(1, 2)]
     stall = reported(rank.at(10, Stacks(2, 1, "main thread:\n  here")))
-    assert describe(stall, HOSTS, {}).splitlines()[:4] == [
+    assert describe_stall(stall, HOSTS, {}).splitlines()[:4] == [
         "stalled: the engine has run nothing for 10 s, and join() waits for the other ranks to join",
         "  join()",
         "    called by ranks 0-1, not by rank 2",
@@ -206,7 +215,7 @@ def test_a_rank_that_does_not_answer_is_named_after_the_patience() -> None:
     assert rank.wakes_at() == 62
     stall = reported(rank.at(62))
     assert (stall.silent, stall.behind, stall.culprits) == ((1,), (), ())
-    assert describe(stall, HOSTS, {1: "it is stopped"}).splitlines()[2:] == [
+    assert describe_stall(stall, HOSTS, {1: "it is stopped"}).splitlines()[2:] == [
         "    submitted by ranks 0, 2",
         "rank 1 on alpha does not answer: it is stopped",
         OUTLOOK,
@@ -219,7 +228,7 @@ def test_a_rank_that_does_not_tell_its_stacks_holds_nothing_up() -> None:
     (ask,) = rank.at(60)
     rank.answers(60, ask, {0: [True], 1: [False]})
     assert rank.wakes_at() == 62
-    assert "does not send its stacks" in describe(reported(rank.at(62)), HOSTS, {})
+    assert "does not send its stacks" in describe_stall(reported(rank.at(62)), HOSTS, {})
 
 
 def test_a_rank_that_does_not_come_to_a_round_is_the_one() -> None:
@@ -230,14 +239,14 @@ def test_a_rank_that_does_not_come_to_a_round_is_the_one() -> None:
     assert effects == [AskForStacks(1, 1)]
     stall = reported(rank.at(60, Stacks(1, 1, "main thread:\n  here")))
     assert stall.behind == (1,)
-    assert "rank 1 on alpha holds up the engine" in describe(stall, HOSTS, {})
+    assert "rank 1 on alpha holds up the engine" in describe_stall(stall, HOSTS, {})
 
 
 def test_a_rank_that_does_not_come_out_of_a_round_is_the_one() -> None:
     rank = Rank(size=2)
     rank.submit("x")
     (ask,) = rank.at(60)
-    assert isinstance(ask, AskRanks)
+    assert isinstance(ask, AskAboutTensors)
     assert rank.at(60, Answer(1, 1, 7, True, (True,))) == []
     assert rank.at(60, Answer(0, 1, 7, False, (True,))) == [AskForStacks(1, 1)]
     assert reported(rank.at(60, Stacks(1, 1, "here"))).behind == (1,)
@@ -264,7 +273,7 @@ def test_what_is_being_executed_is_nobodys_fault_and_may_just_take_long() -> Non
     (ask,) = rank.at(360)
     stall = reported(rank.answers(360, ask, {0: [True], 1: [False]}))
     assert stall.culprits == ()
-    assert "submitted by all ranks: it is being executed" in describe(stall, HOSTS, {})
+    assert "submitted by all ranks: it is being executed" in describe_stall(stall, HOSTS, {})
 
 
 def test_the_second_limit_aborts_also_what_another_rank_has_reported() -> None:
@@ -299,7 +308,7 @@ def test_a_report_reads_well() -> None:
     (ask,) = rank.at(60)
     yes, no = [True, True], [False, False]
     rank.answers(60, ask, {0: yes, 1: no, 2: yes, 3: yes})
-    text = describe(reported(rank.at(60.3, Stacks(1, 1, "main thread:\n  File"))), HOSTS, {})
+    text = describe_stall(reported(rank.at(60.3, Stacks(1, 1, "main thread:\n  File"))), HOSTS, {})
     assert text.splitlines() == [
         "stalled: 2 tensors have been waiting for 60 s",
         "  'layer1.weight' (allreduce), 'layer1.bias' (allreduce)",
@@ -332,7 +341,7 @@ def test_of_many_missing_ranks_some_are_asked() -> None:
     (ask,) = rank.at(60)
     effects = rank.answers(60, ask, {each: [each == 0] for each in range(100)})
     assert [each.rank for each in effects if isinstance(each, AskForStacks)] == list(range(1, 9))
-    text = describe(reported(rank.at(62)), dict.fromkeys(range(100), "alpha"), {})
+    text = describe_stall(reported(rank.at(62)), dict.fromkeys(range(100), "alpha"), {})
     assert "submitted by rank 0, not by ranks 1-99" in text
     assert text.splitlines()[-2] == "and 91 more"
 
@@ -343,6 +352,139 @@ def test_ranks_of_a_process_set_are_called_as_in_the_world() -> None:
     (ask,) = rank.at(60)
     rank.answers(60, ask, {0: [True], 1: [False]})
     stall = reported(rank.at(60, Stacks(1, 1, "here"))).renamed([3, 5])
-    text = describe(stall, {3: "alpha", 5: "beta"}, {})
+    text = describe_stall(stall, {3: "alpha", 5: "beta"}, {})
     assert "submitted by rank 3, not by rank 5" in text
     assert "rank 5 on beta is here" in text
+
+
+WARNING_S = 10
+SEEDS = range(200)
+
+
+def random_waits(random: random.Random) -> dict[int, set[int]]:
+    """Whom each sleeping rank waits for; the other ranks do not sleep."""
+    size = random.randint(2, 8)
+    density = random.choice((0.1, 0.2, 0.4))
+    waits = {}
+    for rank in range(size):
+        others = {other for other in range(size) if other != rank and random.random() < density}
+        if others:
+            waits[rank] = others
+    return waits
+
+
+def reaches(waits: dict[int, set[int]]) -> set[tuple[int, int]]:
+    """All pairs of which the first waits for the second, perhaps by way of others: repeated until nothing is added."""
+    pairs = {(rank, other) for rank, others in waits.items() for other in others}
+    while True:
+        more = {(a, d) for a, b in pairs for c, d in pairs if b == c} - pairs
+        if not more:
+            return pairs
+        pairs |= more
+
+
+def test_a_circle_is_found_where_there_is_one_and_nowhere_else() -> None:
+    for rank, seed in itertools.product(range(8), SEEDS):
+        waits = random_waits(random.Random(seed))
+        pairs = reaches(waits)
+        circle = circle_through(rank, waits)
+        assert bool(circle) == ((rank, rank) in pairs)
+        assert entangled_with(rank, waits) == {b for a, b in pairs if a == rank and (b, a) in pairs}
+        assert circle[:1] in ((), (rank,))
+        assert len(set(circle)) == len(circle)
+        assert all(after in waits[before] for before, after in zip(circle, (*circle[1:], rank)))
+
+
+class Ranks:
+    """Ranks in one world, each an inspector; a sleeping rank awaits a tensor whose id is its rank."""
+
+    def __init__(self, waits: dict[int, set[int]], random: random.Random) -> None:
+        self.waits, self.random = waits, random
+        self.size = 1 + max([*waits, *(other for others in waits.values() for other in others)], default=0)
+        self.inspectors = [Inspector(rank, self.size, WARNING_S * S, 0) for rank in range(self.size)]
+        self.since = {rank: random.randrange(S // 2) for rank in waits}
+        self.reports: list[tuple[int, int, Stall]] = []  # when, by which rank, what
+        self.now_ns = 0
+
+    def run_until(self, seconds: float) -> None:
+        """Wake the inspectors as they want, or in a random order at the same time."""
+        while self.now_ns < seconds * S:
+            self.now_ns += S // 4
+            for rank in self.random.sample(range(self.size), self.size):
+                self.step(rank)
+
+    def step(self, rank: int, event: Answer | Stacks | None = None) -> None:
+        inspector = self.inspectors[rank]
+        pending = Pending()
+        if rank in self.waits:
+            pending = Pending([Tensor(rank, f"of {rank}", "allreduce", self.since[rank], is_awaited=True)])
+        for effect in inspector.step(self.now_ns, pending, event):
+            self.perform(rank, effect)
+
+    def perform(self, rank: int, effect: Effect) -> None:
+        match effect:
+            case AskAboutTensors(inquiry, ids):
+                self.answer(rank, inquiry, ids)
+            case AskAboutWaits(inquiry, blocked):
+                self.answer(rank, inquiry, tuple(each.id for each in blocked))
+            case AskForStacks(inquiry, other):
+                self.step(rank, Stacks(other, inquiry, "here"))
+            case Report(stall):
+                self.reports.append((self.now_ns, rank, stall))
+
+    def answer(self, asking: int, inquiry: int, ids: tuple[int, ...]) -> None:
+        for rank in self.random.sample(range(self.size), self.size):
+            has = tuple(rank not in self.waits.get(each, ()) for each in ids)
+            blocked = Blocked(1, rank, self.since[rank]) if rank in self.waits else None
+            self.step(asking, Answer(rank, inquiry, 7, False, has, f"waits for 'of {rank}'", blocked))
+
+
+def test_every_circle_is_reported_once_at_once_by_the_lowest_rank_on_it() -> None:
+    for seed in SEEDS:
+        choices = random.Random(seed)
+        waits = random_waits(choices)
+        ranks = Ranks(waits, choices)
+        ranks.run_until(WARNING_S - 1)
+        expected = {min(tied) for rank in waits if (tied := entangled_with(rank, waits))}
+        assert sorted(rank for _, rank, _ in ranks.reports) == sorted(expected), seed
+        for at_ns, rank, stall in ranks.reports:
+            assert at_ns <= 2 * S
+            assert stall.circle == circle_through(rank, waits)
+            assert set(stall.circle) <= stall.stacks.keys() | {rank}
+
+
+def test_a_circle_that_opens_between_the_questions_is_none() -> None:
+    waits = {0: {1}, 1: {2}, 2: {0}}
+    ranks = Ranks(waits, random.Random(0))
+    asked = []
+    answer = ranks.answer
+
+    def answer_after_rank_2_has_gone_on(asking: int, inquiry: int, ids: tuple[int, ...]) -> None:
+        if asking == 0:
+            asked.append(inquiry)
+        if len(asked) == 2:
+            ranks.since[2] = ranks.now_ns  # it sleeps again, in the next step's tensor of that name
+        answer(asking, inquiry, ids)
+
+    ranks.answer = answer_after_rank_2_has_gone_on  # type: ignore[method-assign]
+    ranks.now_ns = 2 * S
+    ranks.step(0)
+    assert len(asked) == 2
+    assert ranks.reports == []
+
+
+def test_a_report_says_who_waits_for_whom() -> None:
+    ranks = Ranks({0: {1}, 1: {2}, 2: {0}}, random.Random(0))
+    ranks.run_until(2)
+    [(_, rank, stall)] = ranks.reports
+    assert rank == 0
+    text = describe_stall(stall, dict.fromkeys(range(3), "alpha"), {})
+    assert (
+        "\nranks wait in a circle, rank 0 for rank 1, rank 1 for rank 2, rank 2 for rank 0: a deadlock, unless another"
+        in text
+    )
+    assert "rank 1 on alpha waits for 'of 1'\nrank 1 on alpha is here" in text
+    assert "rank 2 on alpha waits for 'of 2'\nrank 2 on alpha is here" in text
+    assert "waits for this rank, too" in describe_stall(
+        Stall(S, stall.tensors, circle=(0, 1)), dict.fromkeys(range(3), "alpha"), {}
+    )

@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterable
 
 from ronde.job_key import JobKey
-from ronde.net.authentication import Role, authenticate
-from ronde.net.protection import protection_of
+from ronde.net.authentication import Role, authenticate, protection_of
 from ronde.stores.server import STORE_PURPOSE
 
 __all__ = ["Member", "packed_keys"]

@@ -20,8 +20,8 @@ from tests.unit.stores.members import Member, packed_keys
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse_address, resolve
 from ronde.net.authenticating_listener import MAX_STRANGERS
-from ronde.net.foreign import is_torch_store
-from ronde.net.own_descriptors import OwnSocket
+from ronde.net.descriptors import OwnSocket
+from ronde.net.foreign_protocols import is_torch_store
 from ronde.settings import JobKey
 from ronde.stores.base import VALUE_LIMIT_BYTES
 from ronde.stores.tcp import StoreClient, StoreServer

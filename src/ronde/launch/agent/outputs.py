@@ -28,13 +28,13 @@ from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
 from ronde.launch.plan import WorkerPlan
-from ronde.new_files import open_for_writing
 from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, ErrorReport, read_error_file
 from ronde.process.log_files import LogFile, LogWriter
 from ronde.process.output import Digest, OutputStream, Sink, Source, Tail, tail_of_file
 from ronde.process.process_groups import GroupLeader
 from ronde.process.uncaught import LEAVES_TRACEBACK, POINTER
+from ronde.trusted_files import open_for_writing
 
 __all__ = ["Complain", "RunOutputs", "WorkerOutput", "fill_prefix"]
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ronde.net.protection import Protection
+from ronde.net.authentication import Protection
 
 __all__ = ["Capabilities", "Capacity", "Cluster", "SlotEvents", "Ticket"]
 

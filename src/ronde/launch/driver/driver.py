@@ -24,7 +24,7 @@ from ronde.launch.driver.placement import Placement
 from ronde.launch.host_list import Host
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, Streams
-from ronde.net.descriptor_limit import raise_descriptor_limit
+from ronde.net.descriptors import raise_descriptor_limit
 from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, hand_up
 from ronde.process.process_groups import SignalInbox

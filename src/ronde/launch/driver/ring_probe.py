@@ -32,9 +32,8 @@ from ronde.net.addresses import (
     resolve,
 )
 from ronde.net.authenticating_listener import Authenticator
-from ronde.net.authentication import Handshake, Role, authenticate
+from ronde.net.authentication import Handshake, Protection, Role, authenticate
 from ronde.net.host import host_name
-from ronde.net.protection import Protection
 from ronde.stores.tcp import StoreClient
 from ronde.typed_json import TypedJson
 

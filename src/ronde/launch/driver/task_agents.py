@@ -49,8 +49,8 @@ from ronde.launch.driver.task_server import TaskConnection, TaskServer
 from ronde.launch.driver.transfer import JobMemory, offer_call
 from ronde.launch.host_list import Host
 from ronde.launch.loop import Order
+from ronde.net.authentication import Protection
 from ronde.net.event_queue import EventQueue
-from ronde.net.protection import Protection
 from ronde.stores.tcp import StoreClient
 
 __all__ = ["TaskAgents"]

@@ -31,9 +31,8 @@ from ronde.launch.driver.task_messages import (
 )
 from ronde.net.addresses import Address, listen
 from ronde.net.authenticating_listener import Authenticator
-from ronde.net.authentication import Handshake, Role
+from ronde.net.authentication import Handshake, Role, protection_of
 from ronde.net.message_channel import MessageChannel
-from ronde.net.protection import protection_of
 from ronde.stores.listeners import detect_loss
 
 __all__ = ["TaskConnection", "TaskServer", "TaskStreams"]

@@ -14,7 +14,7 @@ from ronde.launch.clusters.base import Ticket
 from ronde.launch.driver.assignment import DaemonOrder
 from ronde.launch.mpi.guarded_folder import guarded_folder
 from ronde.launch.mpi.plan import PYTHON_VARIABLE, TICKET_VARIABLE
-from ronde.net.protection import Protection
+from ronde.net.authentication import Protection
 from ronde.process.process_groups import Process
 
 __all__ = ["run_daemon"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ronde.errors import AuthenticationError
 from ronde.launch.loop import Loop, Order
-from ronde.net.peers import check_user
+from ronde.net.unix_peers import check_user
 
 __all__ = ["LOST", "RemoteShell", "ShellServer"]
 

@@ -18,7 +18,7 @@ from ronde.launch.clusters.base import Ticket
 from ronde.launch.clusters.local import PROGRAM
 from ronde.launch.driver.assignment import HELLO
 from ronde.launch.driver.task_server import TaskServer, TaskStreams
-from ronde.net.protection import Protection
+from ronde.net.authentication import Protection
 
 SECOND = 10**9
 PATIENCE_S = 60  # against hanging only

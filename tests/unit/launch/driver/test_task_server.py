@@ -22,9 +22,8 @@ from ronde.launch.clusters.base import Ticket
 from ronde.launch.driver.task import run_task
 from ronde.launch.driver.task_messages import PURPOSE, REGISTRATION, Registration, TaskMessage
 from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
-from ronde.net.authentication import Role, authenticate
+from ronde.net.authentication import Protection, Role, authenticate
 from ronde.net.message_channel import MessageChannel
-from ronde.net.protection import Protection
 
 SECOND = 10**9
 PATIENCE_S = 60  # against hanging only

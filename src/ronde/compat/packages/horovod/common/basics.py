@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ronde.comm import queries, world
+from ronde.comm import world
 from ronde.engine import process
 from ronde.engine.process import ProcessSet
 from ronde.types import Adasum, Average, Max, Min, Product, Sum
@@ -38,13 +38,13 @@ class HorovodBasics:
     start_timeline = staticmethod(process.start_timeline)
     stop_timeline = staticmethod(process.stop_timeline)
     is_initialized = staticmethod(world.is_initialized)
-    rank = staticmethod(queries.rank)
-    size = staticmethod(queries.size)
-    local_rank = staticmethod(queries.local_rank)
-    local_size = staticmethod(queries.local_size)
-    cross_rank = staticmethod(queries.cross_rank)
-    cross_size = staticmethod(queries.cross_size)
-    is_homogeneous = staticmethod(queries.is_homogeneous)
+    rank = staticmethod(world.rank)
+    size = staticmethod(world.size)
+    local_rank = staticmethod(world.local_rank)
+    local_size = staticmethod(world.local_size)
+    cross_rank = staticmethod(world.cross_rank)
+    cross_size = staticmethod(world.cross_size)
+    is_homogeneous = staticmethod(world.is_homogeneous)
     mpi_built = staticmethod(util.mpi_built)
     gloo_built = staticmethod(util.gloo_built)
     nccl_built = staticmethod(util.nccl_built)

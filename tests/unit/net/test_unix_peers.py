@@ -13,9 +13,8 @@ from tests.other_user import NOBODY, as_nobody
 
 from ronde.errors import AuthenticationError, TimeoutError
 from ronde.net.addresses import Address, listen, parse_address, resolve
-from ronde.net.authentication import Role, authenticate
+from ronde.net.authentication import Role, authenticate, protection_of
 from ronde.net.connections import Channel, Slot, open_connections
-from ronde.net.protection import protection_of
 from ronde.settings import JobKey
 from ronde.stores.server import STORE_PURPOSE
 from ronde.stores.tcp import StoreClient, StoreServer

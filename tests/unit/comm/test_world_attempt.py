@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ronde.comm import gathering
-from ronde.comm.gathering import EpochOverError, Gathering, contest_rank
+from ronde.comm import world_attempt
+from ronde.comm.world_attempt import EpochOverError, WorldAttempt, contest_rank
 from ronde.comm.world_epochs import Epoch
 from ronde.errors import MismatchError, PeerLostError, TimeoutError, UsageError
 from ronde.stores.memory import MemoryStore
@@ -18,9 +18,9 @@ from ronde.stores.memory import MemoryStore
 SECOND = 10**9
 
 
-def gather(store: MemoryStore, rank: int, size: int, seconds: float) -> Gathering:
+def gather(store: MemoryStore, rank: int, size: int, seconds: float) -> WorldAttempt:
     now_ns = time.monotonic_ns()
-    return Gathering(store, rank, size, now_ns, now_ns + int(seconds * SECOND))
+    return WorldAttempt(store, rank, size, now_ns, now_ns + int(seconds * SECOND))
 
 
 def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -29,8 +29,8 @@ def notices(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "STORE_LOOK_NS", SECOND // 2)
-    monkeypatch.setattr(gathering, "NOTICE_NS", SECOND)
+    monkeypatch.setattr(world_attempt, "STORE_LOOK_NS", SECOND // 2)
+    monkeypatch.setattr(world_attempt, "NOTICE_NS", SECOND)
 
 
 def wait_in_vain(store: MemoryStore, rank: int, size: int) -> None:
@@ -122,7 +122,7 @@ def test_the_lowest_rank_gives_up_for_all() -> None:
 def test_a_rank_that_has_waited_for_long_soon_sees_that_the_store_has_begun_anew() -> None:
     store = MemoryStore()
     now_ns = time.monotonic_ns()
-    waiting = Gathering(store, 1, 2, now_ns - 15 * SECOND, now_ns + 40 * SECOND)
+    waiting = WorldAttempt(store, 1, 2, now_ns - 15 * SECOND, now_ns + 40 * SECOND)
     store.delete_prefix("world")
     gather(store, 0, 2, 60)
     with pytest.raises(EpochOverError):
@@ -160,7 +160,7 @@ def test_a_rank_that_has_no_time_for_another_attempt_says_why_the_last_one_ended
     store = MemoryStore()
     now_ns = time.monotonic_ns()
     first = gather(store, 0, 2, 60)
-    late = Gathering(store, 1, 2, now_ns - 9 * SECOND, now_ns)
+    late = WorldAttempt(store, 1, 2, now_ns - 9 * SECOND, now_ns)
     if ending:
         first.end(ending)
     else:
@@ -179,7 +179,7 @@ def test_an_exchange_whose_last_rank_was_lost_before_it_was_complete() -> None:
 
 
 def test_ranks_that_connect_learn_that_another_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "LOOK_NS", 1)
+    monkeypatch.setattr(world_attempt, "LOOK_NS", 1)
     store = MemoryStore()
     both = [gather(store, rank, 2, 60) for rank in range(2)]
     thread = threading.Thread(target=both[0].exchange, args=(b"zero",))
@@ -196,12 +196,12 @@ def test_ranks_that_connect_learn_that_another_one_has_failed(monkeypatch: pytes
         both[0].check()
     assert lost.value.rank == 1
     assert both[0].end(lost.value) is lost.value
-    again = [Gathering(store, rank, 2, 0, 0, both[rank].epoch) for rank in range(2)]
+    again = [WorldAttempt(store, rank, 2, 0, 0, both[rank].epoch) for rank in range(2)]
     assert again[0].name == again[1].name != both[0].name
 
 
 def test_a_rank_that_has_come_and_cannot_be_reached_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "LOOK_NS", 1)
+    monkeypatch.setattr(world_attempt, "LOOK_NS", 1)
     store = MemoryStore()
     both = [gather(store, rank, 2, 60) for rank in range(2)]
     thread = threading.Thread(target=both[0].exchange, args=(b"zero",))
@@ -257,9 +257,9 @@ def test_the_keys_of_earlier_worlds_are_deleted() -> None:
     store = MemoryStore()
     epochs: list[Epoch | None] = [None, None]
     for _ in range(4):
-        both = [Gathering(store, rank, 2, 0, 60 * SECOND, epochs[rank]) for rank in range(2)]
+        both = [WorldAttempt(store, rank, 2, 0, 60 * SECOND, epochs[rank]) for rank in range(2)]
         both[1].end(ValueError("x"))
         epochs = [each.epoch for each in both]
     assert store.num_keys() > 12
-    both[0].tidy()
+    both[0].delete_earlier_epochs()
     assert store.num_keys() == 4, "of the last epoch two members and the outcome, and the counter"

@@ -9,8 +9,8 @@ import pytest
 from tests.other_user import NOBODY
 
 from ronde.errors import UsageError
-from ronde.new_files import create_anew, open_for_writing, open_kept
 from ronde.stores.file import FileStore
+from ronde.trusted_files import create_anew, open_for_writing, open_kept
 
 KERNEL = (
     "Permission denied"  # what many systems say by themselves (fs.protected_regular, fs.protected_symlinks)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ronde.errors import UsageError
-from ronde.net.descriptor_limit import make_room
+from ronde.net.descriptors import make_room
 
 
 @pytest.fixture

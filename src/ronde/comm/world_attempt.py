@@ -1,6 +1,6 @@
 """Brings the ranks of a world together in a store, before they are connected: the shell of `comm/world_epochs`.
 
-A `Gathering` is one attempt of one rank. The ranks exchange small texts through it, and learn from it while they
+A `WorldAttempt` is one attempt of one rank. The ranks exchange small texts through it, and learn from it while they
 connect that another rank has failed. The lowest rank that has come logs after a while for which ranks all of them wait.
 """
 
@@ -22,8 +22,8 @@ from ronde.comm.world_epochs import (
     Add,
     CompareSet,
     Ending,
+    EndingKind,
     Epoch,
-    How,
     MultiGet,
     Reaction,
     Result,
@@ -51,13 +51,13 @@ from ronde.net.connections import named_ranks
 from ronde.net.host import host_name
 from ronde.stores.base import Store, missing_of
 
-__all__ = ["RECORD_LIMIT_BYTES", "EpochOverError", "Gathering", "contest_rank"]
+__all__ = ["RECORD_LIMIT_BYTES", "EpochOverError", "WorldAttempt", "contest_rank"]
 
 RECORD_LIMIT_BYTES = 4096
 STORE_LOOK_NS = 5 * 10**9  # between looks of a waiting rank whether it is still the same store
 NOTICE_NS = (
     10**10
-)  # when the ranks say for the first time for whom they wait; then after NOTICE_GROWTH times as long
+)  # when the ranks say for the first time which ranks are missing; then after NOTICE_GROWTH times as long
 NOTICE_GROWTH = 6
 JITTER_NS = 10**6  # a store may wait a little less than it should
 LOOK_NS = 5 * 10**8  # between looks at the epoch's end, while the ranks connect
@@ -75,7 +75,7 @@ class EpochOverError(Exception):
     """This attempt has ended without a fault of this rank: it makes another one."""
 
 
-class Gathering:
+class WorldAttempt:
     """One attempt to form the world, to which this rank has come with the constructor.
 
     `began_ns`, `deadline_ns`: of the monotonic clock; since when the rank waits, and how long it may. `last`: the last
@@ -147,10 +147,10 @@ class Gathering:
             # The rank that fails closes its connections just before it says why.
             if isinstance(error, PeerLostError) and (ending := self._ending(CAUSE_NS)):
                 return self._error_of(ending)
-            # Records that do not fit may be those of an earlier job that was killed here, whose ranks now come anew.
+            # Records that do not fit may be those of an earlier job that was killed here, whose ranks now come again.
             if isinstance(error, MismatchError | VersionError):
                 ending = self._ending(STALE_NS)
-                if ending and ending.how is How.REPLACED:
+                if ending and ending.kind is EndingKind.REPLACED:
                     return self._error_of(ending)
             self._perform(end_epoch(self._keys, self.epoch, self._stage, self._ending_after(error)))
         except RondeError:
@@ -160,11 +160,11 @@ class Gathering:
     def _ending_after(self, error: BaseException) -> Ending:
         """Return the ending for all ranks after an error of this one."""
         if not isinstance(error, TimeoutError):
-            return Ending(How.FAILED, self._rank, _described(error), host=host_name())
+            return Ending(EndingKind.FAILED, self._rank, _described(error), host=host_name())
         late = error.missing if self._stage == 0 else ()  # in later stages all ranks have come
-        return Ending(How.TIMED_OUT, self._rank, str(error), error.missing, host_name(), late)
+        return Ending(EndingKind.TIMED_OUT, self._rank, str(error), error.missing, host_name(), late)
 
-    def tidy(self) -> None:
+    def delete_earlier_epochs(self) -> None:
         """Delete the keys of earlier epochs. Rank 0 calls it when all ranks have connected."""
         with suppress(PeerLostError):  # all ranks have what they need of the store
             for number in range(self.epoch.number - 1, -1, -1):
@@ -218,15 +218,15 @@ class Gathering:
         self._is_over = True
         reaction = judge_ending(ending, self._rank)
         if reaction is Reaction.GO_ON:
-            if ending.how is How.REPLACED:
+            if ending.kind is EndingKind.REPLACED:
                 return self._over(f"{_process_of(ending.reason.encode())} has come as rank {ending.rank}")
             return self._over(f"rank {ending.rank} gave up: {ending.reason}")
         if reaction is Reaction.CONTEST:
             ending = self._contest(ending)
-        if ending.how is How.TWICE:
+        if ending.kind is EndingKind.TWICE:
             message = f"two processes have rank {ending.rank} of this job, {ending.reason}: {TWICE_REMEDY}"
             return UsageError(message) if ending.rank == self._rank else PeerLostError(message, ending.rank)
-        if ending.how is How.TIMED_OUT:
+        if ending.kind is EndingKind.TIMED_OUT:
             gave_up = f"rank {ending.rank} gave up: " if self._left_ns() > 10**9 else ""
             waited_ns = time.monotonic_ns() - self._began_ns
             return TimeoutError(f"{gave_up}{ending.reason}", "init", waited_ns, ending.missing)
@@ -248,7 +248,7 @@ class Gathering:
     def _await_outcome(self) -> bytes:
         """Return the stage's outcome, once another rank has set it."""
         key = self._keys.outcome(self.epoch, self._stage)
-        # At the deadline the lowest rank looks who is missing, and ends the attempt before all others ask that, too.
+        # At the deadline the lowest rank looks which ranks are missing, and ends the attempt before all others look.
         give_up_ns = self._deadline_ns + self._rank * JITTER_NS
         while True:
             now_ns = time.monotonic_ns()
@@ -367,7 +367,7 @@ def _describe_attempt() -> bytes:
 
 
 def _given_twice(rank: int, one: bytes, other: bytes) -> Ending:
-    return Ending(How.TWICE, rank, f"{_process_of(one)} and {_process_of(other)}")
+    return Ending(EndingKind.TWICE, rank, f"{_process_of(one)} and {_process_of(other)}")
 
 
 def _process_of(member: bytes) -> str:

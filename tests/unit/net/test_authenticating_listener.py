@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ronde.net.accept import source_of
+from ronde.net.authenticating_listener import source_of
 
 
 @pytest.mark.parametrize(
