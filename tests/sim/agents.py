@@ -18,8 +18,8 @@ from tests.sim.common_order import require
 from tests.sim.rendezvous import BAD_TIMES_NS, Simulation, main
 from tests.sim.rendezvous_node import MS, S, SimNode
 
-from ronde.launch.agent.decisions import Agent
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    Agent,
     Effect,
     EndJob,
     Event,

@@ -10,11 +10,16 @@ from tests.sim.agents import AgentSimulation
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
-from ronde.launch.agent.decisions import TRANSITIONS, Agent, Healthy, Joining, Stopping, Unhealthy
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    TRANSITIONS,
+    Agent,
     Failing,
+    Healthy,
+    Joining,
     JoinRound,
     ReportSuccess,
+    Stopping,
+    Unhealthy,
     WorkersGone,
 )
 from ronde.rendezvous.leader import Leader

@@ -42,7 +42,7 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.launch.agent import events as agent_events
+from ronde.launch.agent import decisions as agent_events
 from ronde.rendezvous import effects, state
 from ronde.rendezvous.codec import decode, decode_roster, decode_state
 from ronde.rendezvous.membership import Budget, Failure, NodesLost, WorkerFailed

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (OSError, RuntimeError, MemoryError) as error:
-        from ronde.process.shortages import shortage
+        from ronde.process.resources import shortage
 
         if not (sentence := shortage(error)):
             raise
@@ -101,7 +101,7 @@ def _run_in_child() -> int | None:
     """Return the exit code if a child has done the work, because this is the first process of a container."""
     if os.getpid() != 1:
         return None
-    from ronde.process.reaper import leave_work_to_child
+    from ronde.process.signals import leave_work_to_child
 
     return leave_work_to_child()
 

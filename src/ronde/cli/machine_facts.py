@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ronde.cli.machine_check import MachineFacts, NetworkInterface
-from ronde.process.memory import available_memory
-from ronde.process.process_groups import usable_core_numbers
+from ronde.process.resources import available_memory, usable_core_numbers
 
 __all__ = ["read_facts"]
 

@@ -107,7 +107,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         from ronde.environment import set_variable
 
         set_variable("RONDE_PROTECTION", protection)  # the launcher's connections follow its environment
-    from ronde.process.deadly_signals import explain_deadly_signals
+    from ronde.process.signals import explain_deadly_signals
 
     explain_deadly_signals(config.worker.signals)
     if config.hosts or config.discovery:

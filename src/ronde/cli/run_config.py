@@ -28,7 +28,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
-from ronde.launch.plan import OURS, own_gpus
+from ronde.launch.launch_plan import OURS, own_gpus
 from ronde.values import PORT, SECONDS, ValueKind, seconds_text
 
 __all__ = ["configure", "idle_options", "idle_variables", "worker_settings"]

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from ronde.launch.config import Binding, LaunchConfig, Outputs, RendezvousConfig, Std
-from ronde.launch.plan import assignments
+from ronde.launch.launch_plan import assignments
 
 __all__ = ["describe_launch"]
 

@@ -33,7 +33,7 @@ from ronde.net.connections import Channel, Slot, open_connections
 from ronde.net.descriptor_limit import make_room
 from ronde.net.host import host_identity, host_name
 from ronde.net.protection import SECRET, ConnectionKeys
-from ronde.process.process_groups import usable_core_numbers
+from ronde.process.resources import usable_core_numbers
 from ronde.settings import Settings
 from ronde.typed_json import TypedJson
 

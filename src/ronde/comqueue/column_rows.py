@@ -9,7 +9,7 @@ from ronde.comqueue.buffers import Buffers
 from ronde.comqueue.columns import ColumnSelection
 from ronde.comqueue.read_ahead import read_ahead
 from ronde.parquet.rows import Columns
-from ronde.process.memory import available_memory
+from ronde.process.resources import available_memory
 
 __all__ = ["ColumnPieces", "ColumnRows"]
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ronde.errors import UsageError
-from ronde.launch.calls import pickler
-from ronde.launch.unsendable import describe_unsendable_part
+from ronde.launch.calls import describe_unsendable_part, pickler
 
 __all__ = ["StateTypes"]
 

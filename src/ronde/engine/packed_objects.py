@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ronde.comm.world import meeting
 from ronde.errors import AuthenticationError, RemoteError
-from ronde.process.exception_text import exception_text
+from ronde.process.exceptions import exception_text
 
 __all__ = [
     "HEADER_BYTES",

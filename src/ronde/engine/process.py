@@ -18,7 +18,7 @@ from ronde.engine.engine import Engine
 from ronde.engine.process_sets import ProcessSet, ProcessSets
 from ronde.engine.timeline import Timeline
 from ronde.errors import NotInitializedError, RondeError, UsageError
-from ronde.process.shortages import shortage
+from ronde.process.resources import shortage
 from ronde.process.uncaught import announce_departure
 from ronde.types import Kind, ReduceOp, Sum
 

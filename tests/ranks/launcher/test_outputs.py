@@ -17,15 +17,13 @@ import pytest
 from ronde.errors import UsageError
 from ronde.launch.agent.agent import run_agent
 from ronde.launch.agent.outputs import RunOutputs, WorkerOutput, fill_prefix
-from ronde.launch.agent.supervisor import Supervisor
 from ronde.launch.agent.worker_group import Policy
+from ronde.launch.agent.worker_group_shell import Supervisor
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
+from ronde.launch.launch_plan import LaunchPlan, WorkerPlan
 from ronde.launch.loop import Loop
-from ronde.launch.plan import LaunchPlan, WorkerPlan
-from ronde.launch.screen import Screen
-from ronde.process.disk import Disk
-from ronde.process.log_files import LogWriter
-from ronde.process.output import Sink
+from ronde.launch.screen import Screen, Sink
+from ronde.process.disk import Disk, LogWriter
 from ronde.process.process_groups import GroupLeader, Process
 from ronde.settings import environment
 

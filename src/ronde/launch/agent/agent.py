@@ -18,8 +18,8 @@ from functools import partial
 
 from ronde.job_key import JobKey
 from ronde.launch.agent.absence_watch import AbsenceWatch
-from ronde.launch.agent.decisions import Agent
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    Agent,
     AgentNotice,
     AgentTimer,
     Effect,
@@ -39,6 +39,7 @@ from ronde.launch.agent.events import (
 )
 from ronde.launch.agent.failure_report import report, report_elsewhere, tracebacks
 from ronde.launch.agent.node_offer import (
+    RoundStore,
     describe_node,
     given_master,
     has_insecure_key,
@@ -46,21 +47,18 @@ from ronde.launch.agent.node_offer import (
     own_address,
     require_free_master_port,
 )
-from ronde.launch.agent.round_store import RoundStore
 from ronde.launch.agent.starter import Starter
-from ronde.launch.agent.stopped_workers import FrozenWatch
-from ronde.launch.agent.supervisor import Supervisor
-from ronde.launch.agent.worker_group import Absent, Policy, describe_interrupt
-from ronde.launch.agent.worker_group_events import Finish
+from ronde.launch.agent.worker_group import Absent, Finish, Policy, describe_interrupt
+from ronde.launch.agent.worker_group_shell import FrozenWatch, Supervisor
 from ronde.launch.config import LaunchConfig
+from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, plan_workers
 from ronde.launch.loop import Loop, Order
-from ronde.launch.plan import JOB_KEY, LaunchPlan, plan_workers
-from ronde.launch.screen import Screen
+from ronde.launch.screen import Screen, claim_standard_streams
 from ronde.net.host import host_name
 from ronde.process.disk import Disk
-from ronde.process.error_file import ERROR_FILE, hand_up
-from ronde.process.output import claim_standard_streams
-from ronde.process.process_groups import SignalInbox, usable_cores
+from ronde.process.exceptions import ERROR_FILE, hand_up
+from ronde.process.resources import usable_cores
+from ronde.process.signals import SignalInbox
 from ronde.rendezvous.base import Rendezvous
 from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
 from ronde.rendezvous.registry import create

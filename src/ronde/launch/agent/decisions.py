@@ -2,7 +2,7 @@
 
 An agent joins the rendezvous, runs the workers of its node while a round lasts, and reports how they ended. The
 rendezvous decides on rounds and their members, and `worker_group` on what happens within one run of the workers. The
-agent's events and effects are in `agent_events`.
+agent's events and effects come first.
 
 The agent is in one state, and each state carries its data. `TRANSITIONS` says which method handles an event in which
 state; an event without an entry has no effect. These are all changes of state (a test compares them with the machine):
@@ -60,24 +60,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar
 
-from ronde.launch.agent.events import (
-    AgentNotice,
-    AgentTimer,
-    Effect,
-    EndJob,
-    Event,
-    Exit,
-    Failing,
-    InterruptAgent,
-    JoinRound,
-    LeaveJob,
-    ReportFailure,
-    ReportSuccess,
-    SetAgentTimer,
-    StartWorkers,
-    StopWorkers,
-    WorkersGone,
-)
 from ronde.launch.agent.worker_group import TYPED
 from ronde.rendezvous.membership import (
     AllSucceeded,
@@ -89,13 +71,169 @@ from ronde.rendezvous.membership import (
     NodesWaiting,
     Notice,
     RendezvousBroken,
+    RendezvousEvent,
     Round,
     RoundBegan,
     RoundEnded,
     WorkerFailed,
 )
 
-__all__ = ["FAILED", "UNREACHABLE", "Agent", "TRANSITIONS", "WorkerState"]
+__all__ = [
+    "FAILED",
+    "TRANSITIONS",
+    "UNREACHABLE",
+    "Agent",
+    "AgentNotice",
+    "AgentTimer",
+    "Effect",
+    "EndJob",
+    "Event",
+    "Exit",
+    "Failing",
+    "InterruptAgent",
+    "JoinRound",
+    "LeaveJob",
+    "ReportFailure",
+    "ReportSuccess",
+    "SetAgentTimer",
+    "StartWorkers",
+    "StopWorkers",
+    "WorkerState",
+    "WorkersGone",
+]
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A worker has failed without blaming a peer. The supervisor ends the others, and some may still run."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkersGone:
+    """All processes of the workers have ended.
+
+    `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
+    """
+
+    exit_code: int
+    reason: str
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class InterruptAgent:
+    """The agent got a signal that asks it to end. The shell has passed it on to the workers, if there are any."""
+
+    signum: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class AgentTimer:
+    """The time of the last `SetAgentTimer` has come; an early `AgentTimer` does no harm.
+
+    `serves`: whether the nodes meet at a store that ends with this node.
+    """
+
+    serves: bool = False
+
+
+Event = RendezvousEvent | Failing | WorkersGone | InterruptAgent | AgentTimer
+
+
+@dataclass(frozen=True)
+class JoinRound:
+    """Ask for the next round."""
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Start the workers of the round; `again`: whether the job restarts them if one fails."""
+
+    round: Round
+    again: bool
+
+
+@dataclass(frozen=True)
+class StopWorkers:
+    """End the workers, then send `WorkersGone`. `at_once`: leave them no time to save anything (rule 9 of `agent`)."""
+
+    reason: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class ReportFailure:
+    """Report to the rendezvous that a worker of this round has failed."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class ReportSuccess:
+    """Report to the rendezvous that all workers of this node have succeeded."""
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """Close the job for all nodes."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LeaveJob:
+    """Tell the rendezvous that this node leaves."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class AgentNotice:
+    """Show the user this text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class SetAgentTimer:
+    """Send `AgentTimer` at this time; it replaces any earlier one."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End the agent.
+
+    `failure` is the job's first failure, on any node, and None if the job ended for another reason. `gave_way`: the job
+    may continue without this node. `is_closed`: the job was closed for all nodes, for another reason than a failure.
+    `is_surplus`: the job has completed, and was full when this node came.
+    """
+
+    code: int
+    reason: str
+    failure: Failure | None = None
+    gave_way: bool = False
+    is_closed: bool = False
+    is_surplus: bool = False
+
+
+Effect = (
+    JoinRound
+    | StartWorkers
+    | StopWorkers
+    | ReportFailure
+    | ReportSuccess
+    | EndJob
+    | LeaveJob
+    | AgentNotice
+    | SetAgentTimer
+    | Exit
+)
+
 
 FAILED, UNREACHABLE = 1, 2  # exit codes of endings that no worker caused
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ronde.launch.agent.worker_group import Worker, name_ranks, signal_name
-from ronde.launch.agent.worker_group_events import Finish
+from ronde.launch.agent.worker_group import Finish, Worker, name_ranks, signal_name
 from ronde.rendezvous.membership import Failure
 
 __all__ = ["report", "report_elsewhere", "tracebacks"]

@@ -1,19 +1,32 @@
-"""What a node offers when it joins: its addresses, a free port and the user's MASTER_ADDR; and the key of the job."""
+"""What a node offers when it joins a round: its addresses, a free port, the user's MASTER_ADDR, and a store.
+
+The store is the one in which the workers of the round meet, if this node has group rank 0. It has an address at once.
+The server is loaded when the first worker connects, or shortly after the start: a short job that needs no store does
+not wait for one. The key of the job is found here, too.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
+from ronde.launch.loop import Loop, Order
 from ronde.net.host import host_identity, host_name
-from ronde.process.process_groups import free_port
+from ronde.process.resources import free_port
 from ronde.rendezvous.membership import Node
 from ronde.values import FLAG
 
+if TYPE_CHECKING:
+    from ronde.stores.server import StoreServer
+
 __all__ = [
+    "RoundStore",
     "describe_node",
     "given_master",
     "has_insecure_key",
@@ -186,3 +199,74 @@ def require_free_master_port(config: LaunchConfig) -> None:
             time.sleep(LOOK_AGAIN_S)
         else:
             return
+
+
+MOMENT_NS = 200_000_000
+BACKLOG = 4096
+
+
+class RoundStore:
+    """A store at a numeric TCP address of this host, or at an abstract Unix socket if `host` is empty.
+
+    Each store has a new address. `give_up` gets a sentence when workers can no longer connect. Raises UsageError if
+    this machine does not have the address.
+    """
+
+    def __init__(self, host: str, key: JobKey, loop: Loop, give_up: Callable[[str], object]) -> None:
+        self._key = key
+        self._loop = loop
+        self._give_up = give_up
+        self._problem = ""  # the server's thread sets it before it writes to the eventfd
+        self._problem_fd = -1
+        self._server: StoreServer | None = None
+        self._listener, self.address = _listen_tcp(host) if host else _listen_unix()
+        loop.watch(self._listener.fileno(), Order.NODES, self._serve)
+        loop.set_timer(self, time.monotonic_ns() + MOMENT_NS, self._serve)
+
+    def _serve(self) -> None:
+        from ronde.stores.server import StoreServer
+
+        self._let_go()
+        self._problem_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._loop.watch(self._problem_fd, Order.NODES, self._read_problem)
+        self._server = StoreServer(
+            self.address, self._key, listener=self._listener, give_up=self._report_problem
+        )
+
+    def _report_problem(self, problem: str) -> None:
+        self._problem = problem
+        os.eventfd_write(self._problem_fd, 1)
+
+    def _read_problem(self) -> None:
+        self._loop.unwatch(self._problem_fd)
+        self._give_up(self._problem)
+
+    def _let_go(self) -> None:
+        self._loop.unwatch(self._listener.fileno())
+        self._loop.set_timer(self, None, self._serve)
+
+    def close(self) -> None:
+        """End the store; its content is lost."""
+        if self._server:
+            self._server.close()
+            self._loop.unwatch(self._problem_fd)
+            os.close(self._problem_fd)
+        else:
+            self._let_go()
+            self._listener.close()
+
+
+def _listen_unix() -> tuple[socket.socket, str]:
+    name = f"@ronde-{os.urandom(8).hex()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name[1:])
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener, f"unix:{name}"
+
+
+def _listen_tcp(host: str) -> tuple[socket.socket, str]:
+    from ronde.net.addresses import Address, listen
+
+    listener, address = listen(Address(host=host), BACKLOG)
+    return listener, str(address)

@@ -27,12 +27,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.config import Outputs, Std
-from ronde.launch.plan import WorkerPlan
+from ronde.launch.launch_plan import WorkerPlan
+from ronde.launch.screen import Digest, OutputStream, Sink, Source, Tail, tail_of_file
 from ronde.new_files import open_for_writing
-from ronde.process.disk import Disk
-from ronde.process.error_file import ERROR_FILE, ErrorReport, read_error_file
-from ronde.process.log_files import LogFile, LogWriter
-from ronde.process.output import Digest, OutputStream, Sink, Source, Tail, tail_of_file
+from ronde.process.disk import Disk, LogFile, LogWriter
+from ronde.process.exceptions import ERROR_FILE, ErrorReport, read_error_file
 from ronde.process.process_groups import GroupLeader
 from ronde.process.uncaught import LEAVES_TRACEBACK, POINTER
 

@@ -1,7 +1,8 @@
 """A template of workers: a process that has done their imports, and forks (`zygote.py`).
 
 It spares restarted workers their imports. The template serves commands that run Python on a script or module. If it is
-unfit (its imports start threads), slow or broken, the caller starts a new process instead.
+unfit (its imports start threads), slow or broken, the caller starts a new process instead. This process can keep one
+template for its next job, whose first workers then need no imports either.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from ronde.process.process_groups import GroupLeader, Process, SignalInbox
+from ronde.process.process_groups import GroupLeader, Process
+from ronde.process.signals import SignalInbox
 
-__all__ = ["Template", "command_of"]
+__all__ = [
+    "Template",
+    "close_kept_template",
+    "command_of",
+    "keep_template",
+    "take_template",
+]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "zygote.py")
 START_NS = 15 * 10**9  # how long a fork may take on a busy machine
@@ -260,3 +268,39 @@ def _memory_file(data: bytes) -> IO[bytes]:
     file.flush()
     file.seek(0)
     return file
+
+
+_kept: list[Template] = []
+
+
+def keep_template(template: Template) -> None:
+    """Keep a template without workers for `take_template`, instead of the one that was kept before."""
+    close_kept_template()
+    _kept.append(template)
+
+
+def take_template(
+    argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str] | None
+) -> Template | None:
+    """Return the kept template, which the caller then owns; None if there is none that can fork such workers.
+
+    `modules`: what they import. A template that cannot is closed.
+    """
+    if _kept and _kept[0].can_serve(argv, environment, modules):
+        return _kept.pop()
+    close_kept_template()
+    return None
+
+
+def close_kept_template() -> None:
+    """End the kept template, if there is one."""
+    while _kept:
+        _kept.pop().close()
+
+
+def _forget_in_child() -> None:
+    while _kept:
+        _kept.pop().leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ronde.launch.agent import decisions as machine
-from ronde.launch.agent.decisions import TRANSITIONS, Agent, WorkerState
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    TRANSITIONS,
+    Agent,
     AgentNotice,
     AgentTimer,
     Effect,
@@ -29,6 +30,7 @@ from ronde.launch.agent.events import (
     StartWorkers,
     StopWorkers,
     WorkersGone,
+    WorkerState,
 )
 from ronde.rendezvous.membership import (
     AllSucceeded,

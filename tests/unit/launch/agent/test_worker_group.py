@@ -6,26 +6,31 @@ import random
 
 import pytest
 
-from ronde.launch.agent.worker_group import PATIENCE_NS, Absent, GroupPhase, Policy, WorkerGroup, name_ranks
-from ronde.launch.agent.worker_group_events import (
+from ronde.launch.agent.worker_group import (
+    PATIENCE_NS,
+    Absent,
     Effect,
     Event,
     Exited,
     Finish,
+    GroupPhase,
     GroupTimer,
     InterruptGroup,
     NotStarted,
+    Policy,
     SetGroupTimer,
     SignalWorkers,
     Started,
     StopGroup,
     Vacated,
+    WorkerGroup,
     WorkerJoined,
     WorkerJoins,
     WorkerLeft,
     WorkerMissed,
     WorkerRaised,
     WorkerReplaced,
+    name_ranks,
 )
 
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15

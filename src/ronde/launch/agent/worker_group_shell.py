@@ -2,7 +2,8 @@
 
 In the launcher's loop it watches the pipes of the workers, and a pidfd of every worker and of every process that an
 exited worker left behind. It reports the cause of a failure as soon as that is known, and the end when no process is
-left.
+left. `StoppedWorkers` reports workers that a signal has stopped (SIGSTOP, Ctrl-Z in a debugger): they live, so the job
+waits for them.
 """
 
 from __future__ import annotations
@@ -11,39 +12,45 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from ronde.launch.agent.outputs import WorkerOutput
-from ronde.launch.agent.worker_group import Absent, Policy, WorkerGroup, name_ranks, signal_name
-from ronde.launch.agent.worker_group_events import (
+from ronde.launch.agent.worker_group import (
+    Absent,
     Event,
     Exited,
     Finish,
     GroupTimer,
     InterruptGroup,
     NotStarted,
+    Policy,
     SetGroupTimer,
     SignalWorkers,
     Started,
     StopGroup,
     Vacated,
+    WorkerGroup,
     WorkerJoined,
     WorkerJoins,
     WorkerLeft,
     WorkerMissed,
     WorkerRaised,
     WorkerReplaced,
+    name_ranks,
+    signal_name,
 )
+from ronde.launch.launch_plan import LaunchPlan, WorkerPlan
 from ronde.launch.loop import Loop, Order
-from ronde.launch.plan import LaunchPlan, WorkerPlan
-from ronde.launch.screen import Screen
-from ronde.process.error_file import is_blame
-from ronde.process.output import OutputStream
+from ronde.launch.screen import OutputStream, Screen
+from ronde.process.exceptions import is_blame
 from ronde.process.process_groups import GroupLeader
 from ronde.process.uncaught import Announcement
 
-__all__ = ["Supervisor"]
+__all__ = [
+    "FrozenWatch",
+    "Supervisor",
+]
 
 MOST_OF_ERROR = 200  # characters of an exception, in a sentence
 PROMPT_NS = 10**8  # after this pause in the middle of a line, the line may be a question
@@ -208,7 +215,7 @@ class Supervisor:
         except InterruptedError:
             raise
         except OSError as error:
-            from ronde.process.shortages import shortage  # slow to load
+            from ronde.process.resources import shortage  # slow to load
 
             return self._step_group(NotStarted(rank, shortage(error) or error.strerror or str(error)))
         self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
@@ -312,3 +319,53 @@ def _program_of(pid: int) -> str:
         return ""
     text = " ".join(words).strip()
     return text if len(text) <= MOST_OF_ERROR else text[: MOST_OF_ERROR - 3] + "..."
+
+
+LEAST_NS = 10**9  # the shortest interval between two looks
+
+
+class FrozenWatch:
+    """Reports once when a worker is stopped, and when it goes on, between `watch_processes` and `stop_watching`."""
+
+    def __init__(self, loop: Loop, interval_ns: int, say: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._interval_ns = max(LEAST_NS, interval_ns)
+        self._say = say
+        self._frozen: set[int] = set()
+
+    def watch_processes(self, pids: Callable[[], Mapping[int, int]]) -> None:
+        """Watch these processes from now on; `pids` returns those that run, by rank."""
+        self._pids = pids
+        self._frozen.clear()
+        self._set_timer()
+
+    def stop_watching(self) -> None:
+        """Stop watching."""
+        self._loop.set_timer(self, None, self._check_processes)
+
+    def _set_timer(self) -> None:
+        self._loop.set_timer(self, time.monotonic_ns() + self._interval_ns, self._check_processes)
+
+    def _check_processes(self) -> None:
+        for rank, pid in self._pids().items():
+            stopped = _state(pid) == b"T"
+            if stopped and rank not in self._frozen:
+                now = time.strftime("%H:%M:%S")
+                self._say(
+                    f"rank {rank} (pid {pid}) is stopped by a signal (noticed at {now}), and the job waits for it: "
+                    f"kill -CONT {pid} continues it"
+                )
+                self._frozen.add(rank)
+            elif not stopped and rank in self._frozen:
+                self._say(f"rank {rank} (pid {pid}) continues")
+                self._frozen.discard(rank)
+        self._set_timer()
+
+
+def _state(pid: int) -> bytes:
+    """Return the letter of the state of a process, empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0]
+    except OSError:
+        return b""
