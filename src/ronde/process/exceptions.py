@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import logging
 import os
 import re
 import stat
@@ -119,8 +121,6 @@ def shortened_lines(text: str) -> str:
 
 def shows_all_frames() -> bool:
     """Return whether the log level asks for all there is."""
-    import logging  # slow to load; only failed workers need it
-
     return logging.getLogger("ronde").isEnabledFor(logging.DEBUG)
 
 
@@ -187,8 +187,6 @@ def described(error: BaseException) -> str:
 
 def write_error_file(path: str, error: BaseException) -> None:
     """Write the exception and its traceback into an error file. Raises OSError."""
-    import json  # only failed workers need these
-
     sentence = left_debugger(error)
     info = {
         "py_callstack": "" if sentence else exception_text(error),
@@ -202,8 +200,6 @@ def write_error_file(path: str, error: BaseException) -> None:
 
 def leave_to_report(path: str) -> bool:
     """Note in an error file that the worker does not print its traceback. Return whether it has one and notes that."""
-    import json  # only failed workers need it
-
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read(MOST_BYTES))
@@ -241,8 +237,6 @@ def read_error_file(path: str) -> ErrorReport | None:
         return None
     if not text:
         return None
-    import json  # only after a failure
-
     try:
         message = json.loads(text)["message"]
         if not isinstance(message, dict):
@@ -268,8 +262,6 @@ def hand_up(path: str, failure: Failure, error_file: str = "") -> None:
     As in torchrun, it is the worker's own error file (`error_file`) with its exit code; without one, it has the
     launcher's description of the failure. Raises OSError.
     """
-    import json  # only after a failure
-
     try:
         with open(error_file, "rb") as file:
             content = json.loads(file.read(MOST_BYTES))

@@ -18,6 +18,7 @@ another rank's failure, which reports do not show, is printed with its traceback
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import os
 import sys
@@ -26,7 +27,16 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from ronde.environment import environment
-from ronde.process.exceptions import ERROR_FILE, blames_peer, leave_to_report, write_error_file
+from ronde.process.exceptions import (
+    ERROR_FILE,
+    blames_peer,
+    exception_text,
+    headline,
+    leave_to_report,
+    left_debugger,
+    shows_all_frames,
+    write_error_file,
+)
 
 __all__ = [
     "LEAVES_TRACEBACK",
@@ -155,8 +165,6 @@ def _show(error: Exception, leaves_traceback: bool | None) -> bool:
 
     `leaves_traceback`: the launcher will show the traceback, if it is one that does so.
     """
-    from ronde.process.exceptions import exception_text, headline, left_debugger, shows_all_frames
-
     is_asked = environment().get(LEAVES_TRACEBACK) and not shows_all_frames()
     is_own_stream = sys.stderr is sys.__stderr__  # not one that writes a log of the program's
     try:
@@ -260,8 +268,6 @@ class ErrorHandler:
 
     def initialize(self) -> None:
         """Prepare for exceptions to come: a fatal signal prints where each thread was."""
-        import faulthandler  # only workers that record need it
-
         try:
             faulthandler.enable(all_threads=True)
         except (OSError, ValueError, RuntimeError, AttributeError):

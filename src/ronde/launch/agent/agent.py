@@ -55,6 +55,7 @@ from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, plan_workers
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, claim_standard_streams
 from ronde.net.host import host_name
+from ronde.net.job_keys import INSECURE, key_in_memory
 from ronde.process.disk import Disk
 from ronde.process.exceptions import ERROR_FILE, hand_up
 from ronde.process.resources import usable_cores
@@ -180,8 +181,6 @@ class _Shell:
         self._key = job_key(config, environment)
         self._key_fd: int | None = None
         if config.worker.key_by_descriptor:
-            from ronde.net.job_keys import key_in_memory  # only for jobs that want it
-
             self._key_fd = key_in_memory(self._key)
             stack.callback(os.close, self._key_fd)
             keep = (*keep, self._key_fd)
@@ -230,8 +229,6 @@ class _Shell:
         self._loop.watch(self._starter.announcements.fileno(), Order.RAISED, self._read_announcements)
         self._loop.watch(self._starter.logs.fileno(), Order.SINKS, self._starter.logs.settle)
         if has_insecure_key(self._config, self._environment):
-            from ronde.net.job_keys import INSECURE  # only for such jobs
-
             self._say(INSECURE)
         try:
             self._perform_effects(self._agent.begin())

@@ -17,7 +17,18 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.loop import Loop, Order
+from ronde.net.addresses import (
+    Address,
+    address_of_interface,
+    address_towards,
+    everywhere,
+    is_loopback,
+    is_ours,
+    listen,
+    resolve,
+)
 from ronde.net.host import host_identity, host_name
+from ronde.net.job_keys import find_job_key
 from ronde.process.resources import free_port
 from ronde.rendezvous.membership import Node
 from ronde.values import FLAG
@@ -55,8 +66,6 @@ def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
         key = JobKey.from_hex(given) if given else None
     except UsageError as error:
         raise UsageError(f"RONDE_JOB_KEY: {error}") from None
-    from ronde.net.job_keys import find_job_key
-
     return find_job_key(
         f"run {config.rendezvous.run_id}",
         environment,
@@ -76,8 +85,6 @@ def _has_others(config: LaunchConfig) -> bool:
 
 def _is_one_machine(config: LaunchConfig) -> bool:
     """Return whether all nodes are on this machine, because they meet at a loopback address."""
-    from ronde.net.addresses import is_loopback
-
     host = _host_of(config.rendezvous.endpoint)
     return config.rendezvous.backend in SERVED and (host == "localhost" or is_loopback(host))
 
@@ -99,8 +106,6 @@ def own_address(config: LaunchConfig) -> str:
     """
     if config.rendezvous.max_nodes == 1:
         return LOOPBACK
-    from ronde.net.addresses import address_of_interface, is_loopback
-
     if config.local_addr:
         return _numeric(config.local_addr, config.start_timeout_ns)
     if config.interface:
@@ -123,8 +128,6 @@ def _host_of(endpoint: str) -> str:
 
 
 def _towards(host: str, within_ns: int | None = None) -> str:
-    from ronde.net.addresses import address_towards
-
     try:
         return address_towards(host or SOMEWHERE_ELSE, within_ns)
     except UsageError:
@@ -134,8 +137,6 @@ def _towards(host: str, within_ns: int | None = None) -> str:
 
 
 def _numeric(name: str, within_ns: int) -> str:
-    from ronde.net.addresses import Address, resolve
-
     try:
         return str(resolve(Address(host=name), within_ns)[0].sockaddr[0])
     except OSError as error:
@@ -169,7 +170,7 @@ def given_master(config: LaunchConfig) -> tuple[str | None, int | None]:
     """
     if config.rendezvous.backend != "static":
         return config.master_addr, config.master_port
-    from ronde.rendezvous.store_access import endpoint_of
+    from ronde.rendezvous.store_access import endpoint_of  # with the machines of nodes that meet in a store
 
     address = endpoint_of(config.rendezvous)
     return config.master_addr or address.host, config.master_port or address.port
@@ -180,8 +181,6 @@ def require_free_master_port(config: LaunchConfig) -> None:
     host, port = given_master(config)
     if port is None or config.rendezvous.node_rank > 0:
         return
-    from ronde.net.addresses import Address, everywhere, is_ours, listen, resolve
-
     address = Address(host=host or LOOPBACK, port=port)
     try:
         # Behind a NAT or a service, the address may be this node's for others only.
@@ -266,7 +265,5 @@ def _listen_unix() -> tuple[socket.socket, str]:
 
 
 def _listen_tcp(host: str) -> tuple[socket.socket, str]:
-    from ronde.net.addresses import Address, listen
-
     listener, address = listen(Address(host=host), BACKLOG)
     return listener, str(address)

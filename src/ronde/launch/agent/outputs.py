@@ -26,6 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from ronde.environment import environment
 from ronde.errors import UsageError
+from ronde.hidden_modules import describe_hiding
 from ronde.launch.config import Outputs, Std
 from ronde.launch.launch_plan import WorkerPlan
 from ronde.launch.screen import Digest, OutputStream, Sink, Source, Tail, tail_of_file
@@ -376,8 +377,6 @@ def _hint(lines: list[bytes]) -> list[bytes]:
     text = b"\n".join(lines).decode(errors="replace")
     if "Error: " not in text:
         return []
-    from ronde.hidden_modules import describe_hiding  # only after a failure
-
     hint = describe_hiding(text)
     return [hint.encode(errors="backslashreplace")] if hint and hint not in text else []
 

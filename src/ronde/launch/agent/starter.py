@@ -10,20 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from ronde.launch.agent.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.config import Binding, LaunchConfig
 from ronde.launch.launch_plan import WorkerPlan
+from ronde.launch.templates.template import Template, command_of, keep_template, take_template
 from ronde.net.host import host_name
 from ronde.process.disk import LogWriter
 from ronde.process.process_groups import GroupLeader, Guard, Process, is_in_background
 from ronde.process.resources import usable_core_numbers
 from ronde.process.signals import SignalInbox
 from ronde.process.uncaught import Announcements
-
-if TYPE_CHECKING:
-    from ronde.launch.templates.template import Template
 
 __all__ = [
     "Core",
@@ -134,14 +132,10 @@ class Starter:
         """Begin to make a template for such workers, if the user wants one and the command allows it."""
         if self._template is not None or self._spec.preload == ():
             return
-        from ronde.launch.templates.template import Template, command_of  # only for jobs that may need it
-
         if command_of(worker.argv) is None:
             return
         environment = {**self._environment, **worker.environment}
         if self._spec.keeps_template:
-            from ronde.launch.templates.template import take_template
-
             self._template = take_template(worker.argv, environment, self._spec.preload)
             if self._template is not None:
                 return
@@ -170,8 +164,6 @@ class Starter:
     def end_successfully(self) -> None:
         """Keep the template for the next job of this process if the configuration says so. Call this before `close`."""
         if self._spec.keeps_template and self._template is not None and self._template.is_ready():
-            from ronde.launch.templates.template import keep_template
-
             keep_template(self._template)
             self._template = None
 

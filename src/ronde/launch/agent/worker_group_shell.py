@@ -45,6 +45,7 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import OutputStream, Screen
 from ronde.process.exceptions import is_blame
 from ronde.process.process_groups import GroupLeader
+from ronde.process.resources import shortage
 from ronde.process.uncaught import Announcement
 
 __all__ = [
@@ -215,8 +216,6 @@ class Supervisor:
         except InterruptedError:
             raise
         except OSError as error:
-            from ronde.process.resources import shortage  # slow to load
-
             return self._step_group(NotStarted(rank, shortage(error) or error.strerror or str(error)))
         self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
         self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))

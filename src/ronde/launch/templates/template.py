@@ -8,6 +8,7 @@ template for its next job, whose first workers then need no imports either.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import select
 import socket
@@ -147,8 +148,6 @@ class Template:
         }
         worker = _Forked(stdout, stderr)
         try:
-            import pickle  # slow to load, and only restarts need it
-
             with _memory_file(pickle.dumps(request)) as body:
                 fds = [body.fileno(), *worker.theirs, *keep]
                 socket.send_fds(self._control, [b"F"], fds)

@@ -238,12 +238,8 @@ def end_by_exception(error: BaseException) -> NoReturn:
     error.__traceback__ = trace
     sys.excepthook(type(error), error, trace)
     if isinstance(error, KeyboardInterrupt):
-        import atexit
-
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        sys.excepthook = lambda *_: None  # it has been shown
+        raise error  # the interpreter ends, and then this process dies by SIGINT
     sys.exit(1)
 
 
