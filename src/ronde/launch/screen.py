@@ -488,8 +488,12 @@ class Screen:
         self._sinks = {self.out, self.err}
         self._gone: set[Sink] = set()
 
+    def tell(self, text: str) -> None:
+        """Show a sentence of the launcher, after its name."""
+        self.say(f"ronde: {text}".encode(errors="backslashreplace"))
+
     def say(self, line: bytes) -> None:
-        """Show a line of the launcher."""
+        """Show a line of the launcher as it is."""
         self.err.show(_OURSELVES, [Piece(line, b"\n")])
 
     def balance(self) -> None:
