@@ -189,7 +189,7 @@ def plan_workers(
         "MASTER_PORT": str(master[1] or leader.master_port),
         "HOROVOD_HOSTNAME": round.nodes[round.group_rank].host,
     }
-    wishes = {
+    unless_set = {
         # Otherwise each worker would start a thread for each core.
         "OMP_NUM_THREADS": str(max(1, cores // any_worker.local_size)),
         "PYTHONUNBUFFERED": "1",  # lines appear at once, and survive a killed worker
@@ -198,8 +198,8 @@ def plan_workers(
     }
     if columns is not None:
         prefix = len(f"[{host}:{workers[-1].rank}] " if host else f"[{workers[-1].rank}] ")
-        wishes["COLUMNS"] = str(max(1, columns - prefix))  # a progress bar fits beside the prefix
-    defaults |= {name: value for name, value in wishes.items() if name not in environment}
+        unless_set["COLUMNS"] = str(max(1, columns - prefix))  # a progress bar fits beside the prefix
+    defaults |= {name: value for name, value in unless_set.items() if name not in environment}
     wanted = {name: value for name, value in spec.environment.items() if name not in OURS}
     shared = {**defaults, **wanted, **ours}
     gpus = own_gpus(spec, environment, any_worker.local_rank, any_worker.local_size)

@@ -11,12 +11,15 @@ Rules
 4. Memory is bounded: a worker that is `BACKLOG_BYTES` ahead of the reader blocks on its full pipe.
 5. The beginning of a line is shown only if the user may have to answer it: on a terminal, if its worker also reads the
    terminal (`OutputStream.show_prompt`).
-6. Writing never blocks the supervisor: neither a paused terminal, nor a reader that does not read, nor a hanging disk
+6. Writing never blocks the agent: neither a paused terminal, nor a reader that does not read, nor a hanging disk
    (`process/disk`). Only Python code that replaces `sys.stdout` may take any time.
 
-    worker's pipe -> Stream -> LineSplitter -> pieces -> LogView | TerminalView -> bytes -> Sink -> stream
-                        \                           \-> Tail (the last words, for the report)
+    worker's pipe -> OutputStream (LineSplitter) -> pieces -> Sink (LogView | TerminalView) -> bytes -> stream
+                        \                             \-> Tail (the last lines, for the report), Digest (a selection)
                          \-> LogFile (a copy)
+
+`Screen` holds the two sinks and takes the lines of the launcher itself. `launch/agent/outputs` decides which stream of
+which worker goes where.
 """
 
 from __future__ import annotations
@@ -472,7 +475,7 @@ class OutputStream:
 
 Streams = tuple[TextIO | None, TextIO | None]
 
-_OURSELVES = Source(-1, "ronde", b"")
+_LAUNCHER = Source(-1, "ronde", b"")
 
 
 class Screen:
@@ -494,7 +497,7 @@ class Screen:
 
     def say(self, line: bytes) -> None:
         """Show a line of the launcher as it is."""
-        self.err.show(_OURSELVES, [Piece(line, b"\n")])
+        self.err.show(_LAUNCHER, [Piece(line, b"\n")])
 
     def balance(self) -> None:
         """Watch the streams that have unwritten lines, and report the broken ones. Call this before each turn."""

@@ -154,7 +154,7 @@ class LogWriter:
     """The thread that writes log files; it starts with the first one. Close it at the end."""
 
     def __init__(self) -> None:
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._changed = threading.Condition()
         self._todo: deque[tuple[LogFile, bytes | None]] = deque()
         self._open = 0  # files that have not ended
@@ -184,12 +184,12 @@ class LogWriter:
 
     def fileno(self) -> int:
         """Return the descriptor to select for reading."""
-        return self._bell
+        return self._wakeup
 
     def settle(self) -> None:
         """Report the files that have failed."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup)
         with self._changed:
             failed, self._failed = self._failed, []
         for file in failed:
@@ -211,7 +211,7 @@ class LogWriter:
             self._changed.notify()
             is_busy = self._open > 0
         if self._thread is None:
-            os.close(self._bell)
+            os.close(self._wakeup)
         elif not is_busy:
             self._thread.join()  # else the disk may hang, and the thread ends with it or with the process
 
@@ -233,7 +233,7 @@ class LogWriter:
         for file in {file for file, _ in self._todo}:
             with contextlib.suppress(OSError):
                 file.perform(None)
-        os.close(self._bell)
+        os.close(self._wakeup)
 
     def _done(self, file: LogFile, data: bytes | None, problem: OSError | None) -> None:
         with self._changed:
@@ -245,4 +245,4 @@ class LogWriter:
             if data is None:
                 self._open -= 1
             if problem or data is None or (was_full and not file.full):
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wakeup, 1)

@@ -74,13 +74,13 @@ class SignalInbox:
         """Return the descriptor to select for reading."""
         return self._reader.fileno()
 
-    def has_mail(self) -> bool:
+    def has_signals(self) -> bool:
         """Return whether `read` would return a signal. Discards those of other handlers."""
         try:
-            while came := self._reader.recv(4096, socket.MSG_PEEK):
-                if any(signum in self._old_handlers for signum in came):
+            while received := self._reader.recv(4096, socket.MSG_PEEK):
+                if any(signum in self._old_handlers for signum in received):
                     return True
-                self._reader.recv(len(came))
+                self._reader.recv(len(received))
         except BlockingIOError:
             pass
         return False

@@ -17,7 +17,7 @@ import pytest
 from ronde.errors import UsageError
 from ronde.launch.agent.agent import run_agent
 from ronde.launch.agent.outputs import RunOutputs, WorkerOutput, fill_prefix
-from ronde.launch.agent.worker_group import Absent, Finish, Policy
+from ronde.launch.agent.worker_group import Absent, GroupEnd, Policy
 from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
 from ronde.launch.launch_plan import LaunchPlan, WorkerPlan
@@ -279,8 +279,8 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
         def note_absent(self, absent: Absent | None) -> None:
             """There is no other node."""
 
-        def note_finish(self, finish: Finish) -> None:
-            said.append(finish)
+        def note_end(self, end: GroupEnd) -> None:
+            said.append(end)
 
     def start(worker: WorkerPlan) -> tuple[GroupLeader, WorkerOutput]:
         teed = Outputs(tee={0: Std.OUT}, filter=frozenset())

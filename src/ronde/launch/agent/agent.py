@@ -1,6 +1,6 @@
 """The agent of one node: performs what `ronde.launch.agent.decisions` decides, in one thread with one loop.
 
-The loop watches this process's signals, the rendezvous, and the descriptors of the supervisor of each run of the
+The loop watches this process's signals, the rendezvous, and the descriptors of each run of the
 workers. The workers of a round meet in a store that the agent of group rank 0 serves. Every agent opens a new store
 before it joins and closes it after the round: the keys of a round end with the round, and workers of an earlier round,
 which may still run on a disconnected node, cannot disturb their successors.
@@ -19,12 +19,12 @@ from ronde.job_key import JobKey
 from ronde.launch.agent.absence_watch import AbsenceWatch
 from ronde.launch.agent.decisions import (
     Agent,
+    AgentEnd,
     AgentNotice,
     AgentTimer,
     Effect,
     EndJob,
     Event,
-    Exit,
     Failing,
     InterruptAgent,
     JoinRound,
@@ -34,7 +34,7 @@ from ronde.launch.agent.decisions import (
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
-    WorkersGone,
+    WorkersEnded,
 )
 from ronde.launch.agent.failure_report import report, report_elsewhere, tracebacks
 from ronde.launch.agent.node_offer import (
@@ -47,7 +47,7 @@ from ronde.launch.agent.node_offer import (
     require_free_master_port,
 )
 from ronde.launch.agent.starter import Starter
-from ronde.launch.agent.worker_group import Absent, Finish, Policy, describe_interrupt
+from ronde.launch.agent.worker_group import Absent, GroupEnd, Policy, describe_interrupt
 from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
 from ronde.launch.config import LaunchConfig
 from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, plan_workers
@@ -201,8 +201,8 @@ class AgentShell(GroupListener):
         self._round: Round | None = None
         self._group: WorkerGroupShell | None = None  # the present or last workers
         self._alive = False  # whether workers run
-        self._finish: Finish | None = None  # how the last workers ended
-        self._exit: Exit | None = None
+        self._group_end: GroupEnd | None = None  # how the last workers ended
+        self._agent_end: AgentEnd | None = None
         self._leaves_now = False  # a signal came after the end: nothing is waited for any longer
         self._loop = Loop()
         stack.callback(self._loop.close)
@@ -230,18 +230,18 @@ class AgentShell(GroupListener):
             self._screen.tell(INSECURE)
         try:
             self._perform_effects(self._agent.begin())
-            while self._exit is None:
+            while self._agent_end is None:
                 self._turn()
             self._await_logs()
             if self._reports:
-                self._hand_up(self._exit)
-                for line in self._report(self._exit):
+                self._hand_up(self._agent_end)
+                for line in self._report(self._agent_end):
                     self._screen.say(line)
             while (self._screen.waiting or self._starter.logs.waiting) and not self._leaves_now:
                 self._turn()
-            if self._exit.code == 0:
+            if self._agent_end.exit_code == 0:
                 self._starter.end_successfully()
-            return self._result(self._exit)
+            return self._result(self._agent_end)
         finally:
             if self._group:
                 self._group.close()
@@ -276,7 +276,7 @@ class AgentShell(GroupListener):
             self._interrupt(self._meaning(signum))
 
     def _interrupt(self, signum: int) -> None:
-        self._leaves_now = self._exit is not None
+        self._leaves_now = self._agent_end is not None
         if self._alive and self._group:
             self._group.interrupt_workers(signum)
         self._step_agent(InterruptAgent(signum, describe_interrupt(signum)))
@@ -303,27 +303,27 @@ class AgentShell(GroupListener):
         if self._group:
             self._group.note_missed(rank, by)
 
-    def _ring(self) -> None:
+    def _send_timer(self) -> None:
         self._step_agent(AgentTimer(self._rendezvous.serves_others()))
 
     def note_cause(self, rank: int) -> None:
         """Report the failure at once: other workers may still run."""
         self._step_agent(Failing(self._describe_failure(rank)))
 
-    def note_finish(self, finish: Finish) -> None:
+    def note_end(self, end: GroupEnd) -> None:
         """Close the workers, and go on as the agent decides."""
         assert self._group
-        failed = finish.failed_rank
+        failed = end.failed_rank
         failure = None if failed is None else self._describe_failure(failed)
-        self._alive, self._finish = False, finish
+        self._alive, self._group_end = False, end
         self._group.close()
-        self._step_agent(WorkersGone(finish.exit_code, finish.reason, failure))
+        self._step_agent(WorkersEnded(end.exit_code, end.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
         group = self._group
         assert group
         worker = group.workers[rank]
-        words = b"\n".join(group.last_words(rank)).decode(errors="surrogateescape")
+        words = b"\n".join(group.last_output(rank)).decode(errors="surrogateescape")
         return Failure(
             rank=rank,
             local_rank=group.local_rank(rank),
@@ -361,9 +361,9 @@ class AgentShell(GroupListener):
                 case AgentNotice(text):
                     self._screen.tell(text)
                 case SetAgentTimer(at_ns):
-                    self._loop.set_timer(self, at_ns, self._ring)
-                case Exit():
-                    self._exit = effect
+                    self._loop.set_timer(self, at_ns, self._send_timer)
+                case AgentEnd():
+                    self._agent_end = effect
                 case _:
                     self._tell_nodes(effect)
 
@@ -391,7 +391,7 @@ class AgentShell(GroupListener):
             for line in tracebacks(self._group.left_tracebacks()):
                 self._screen.say(line)
         spec = self._config.worker
-        self._round, self._alive, self._finish = round, True, None
+        self._round, self._alive, self._group_end = round, True, None
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
         plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
         self._group = WorkerGroupShell(
@@ -439,68 +439,68 @@ class AgentShell(GroupListener):
 
     # The end
 
-    def _report(self, exit: Exit) -> list[bytes]:
+    def _report(self, end: AgentEnd) -> list[bytes]:
         """Return the report: the first failure, on any node, and at the end the last output of its worker."""
         used = self._round.restarts if self._round else 0
         times = "once" if used == 1 else f"{used} times"
         remark = f"; the workers had been started again {times} before" if used else ""
         left = self._group.left_tracebacks() if self._group else {}
-        if exit.code == 0:
+        if end.exit_code == 0:
             return tracebacks(left)
-        first = self._first_failure(exit)
-        if self._is_ours(exit) and self._group and self._finish:
-            lines = report(self._finish, self._group.workers, first, remark)
+        first = self._first_failure(end)
+        if self._is_ours(end) and self._group and self._group_end:
+            lines = report(self._group_end, self._group.workers, first, remark)
         else:
-            lines = report_elsewhere(exit.reason, first, remark)
+            lines = report_elsewhere(end.reason, first, remark)
         return lines + tracebacks(left, first)
 
-    def _first_failure(self, exit: Exit) -> Failure | None:
-        if self._is_ours(exit) and self._finish:
-            failed = self._finish.failed_rank
-            # The failure that `exit` carries was reported at once; another may have turned out to be the first.
+    def _first_failure(self, end: AgentEnd) -> Failure | None:
+        if self._is_ours(end) and self._group_end:
+            failed = self._group_end.failed_rank
+            # The failure that `end` carries was reported at once; another may have turned out to be the first.
             return None if failed is None else self._describe_failure(failed)
-        return exit.failure
+        return end.failure
 
-    def _failures(self, exit: Exit) -> dict[int, Failure]:
-        first = self._first_failure(exit)
+    def _failures(self, end: AgentEnd) -> dict[int, Failure]:
+        first = self._first_failure(end)
         if first is None:
             return {}
-        workers = self._group.workers.values() if self._group and self._is_ours(exit) else ()
+        workers = self._group.workers.values() if self._group and self._is_ours(end) else ()
         others = (worker.rank for worker in workers if worker.failed_by_itself and worker.rank != first.rank)
         return {first.rank: first, **{rank: self._describe_failure(rank) for rank in others}}
 
-    def _hand_up(self, exit: Exit) -> None:
+    def _hand_up(self, end: AgentEnd) -> None:
         """Write why the job failed into the error file that this agent's own launcher named."""
         path = self._environment.get(ERROR_FILE)
-        failure = self._first_failure(exit) if path and exit.code else None
+        failure = self._first_failure(end) if path and end.exit_code else None
         if path and failure is not None:
-            here = self._is_ours(exit) and self._group
+            here = self._is_ours(end) and self._group
             source = here.error_file(failure.rank) if here else ""
             try:
                 Disk().ask(lambda: hand_up(path, failure, source))
             except OSError as error:
                 self._screen.tell(f"cannot write the error file {path}: {error.strerror or error}")
 
-    def _is_ours(self, exit: Exit) -> bool:
+    def _is_ours(self, end: AgentEnd) -> bool:
         """Return whether the last run of this node's workers ended the job."""
-        if self._finish is None or self._group is None or self._finish.exit_code != exit.code:
+        if self._group_end is None or self._group is None or self._group_end.exit_code != end.exit_code:
             return False
-        if exit.failure is None:
-            return self._finish.reason == exit.reason
-        return self._group.has_worker(exit.failure.rank, exit.failure.pid)
+        if end.failure is None:
+            return self._group_end.reason == end.reason
+        return self._group.has_worker(end.failure.rank, end.failure.pid)
 
-    def _result(self, exit: Exit) -> RunResult:
+    def _result(self, end: AgentEnd) -> RunResult:
         workers = self._group.workers.values() if self._group else ()
         return RunResult(
-            exit_code=exit.code,
-            reason=exit.reason,
-            failures=self._failures(exit),
+            exit_code=end.exit_code,
+            reason=end.reason,
+            failures=self._failures(end),
             returncodes={
                 worker.rank: worker.returncode for worker in workers if worker.returncode is not None
             },
             restarts=self._round.restarts if self._round else 0,
             changes=self._round.changes if self._round else 0,
-            gave_way=exit.gave_way,
-            is_closed=exit.is_closed,
-            is_surplus=exit.is_surplus,
+            gave_way=end.gave_way,
+            is_closed=end.is_closed,
+            is_surplus=end.is_surplus,
         )

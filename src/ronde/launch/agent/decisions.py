@@ -9,11 +9,11 @@ state; an event without an entry has no effect. These are all changes of state (
 
     Joining                             -- RoundBegan -->    Healthy
     Healthy                             -- Failing -->       Unhealthy
-    Healthy                             -- WorkersGone -->   Succeeded, AwaitingVerdict
-    Unhealthy, Succeeded                -- WorkersGone -->   AwaitingVerdict     rule 10
+    Healthy                             -- WorkersEnded -->   Succeeded, AwaitingVerdict
+    Unhealthy, Succeeded                -- WorkersEnded -->   AwaitingVerdict     rule 10
     Healthy, Unhealthy                  -- RoundEnded -->    Stopping
     Healthy, Unhealthy                  -- Ejected -->       Stopping
-    Stopping                            -- WorkersGone -->   Joining
+    Stopping                            -- WorkersEnded -->   Joining
     Succeeded, AwaitingVerdict          -- RoundEnded -->    Joining
     Succeeded, AwaitingVerdict          -- Ejected -->       Joining
 
@@ -25,7 +25,7 @@ state; an event without an entry has no effect. These are all changes of state (
     Stopping                            -- AgentTimer -->    Exiting     rule 5
     Unhealthy                           -- Ejected -->       Exiting     rule 7
     Healthy, Unhealthy, Stopping        -- JobClosed, RendezvousBroken, InterruptAgent -->  Exiting
-    Exiting                             -- WorkersGone -->   Ended
+    Exiting                             -- WorkersEnded -->   Ended
 
 Rules
 
@@ -88,7 +88,7 @@ __all__ = [
     "Effect",
     "EndJob",
     "Event",
-    "Exit",
+    "AgentEnd",
     "Failing",
     "InterruptAgent",
     "JoinRound",
@@ -99,19 +99,19 @@ __all__ = [
     "StartWorkers",
     "StopWorkers",
     "WorkerState",
-    "WorkersGone",
+    "WorkersEnded",
 ]
 
 
 @dataclass(frozen=True)
 class Failing:
-    """A worker has failed without blaming a peer. The supervisor ends the others, and some may still run."""
+    """A worker has failed without blaming a peer. The agent ends the others, and some may still run."""
 
     failure: Failure
 
 
 @dataclass(frozen=True)
-class WorkersGone:
+class WorkersEnded:
     """All processes of the workers have ended.
 
     `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
@@ -140,7 +140,7 @@ class AgentTimer:
     serves: bool = False
 
 
-Event = RendezvousEvent | Failing | WorkersGone | InterruptAgent | AgentTimer
+Event = RendezvousEvent | Failing | WorkersEnded | InterruptAgent | AgentTimer
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class StartWorkers:
 
 @dataclass(frozen=True)
 class StopWorkers:
-    """End the workers, then send `WorkersGone`. `at_once`: leave them no time to save anything (rule 9 of `agent`)."""
+    """End the workers, then send `WorkersEnded`. `at_once`: leave them no time to save anything (rule 9 of `agent`)."""
 
     reason: str
     at_once: bool = False
@@ -205,7 +205,7 @@ class SetAgentTimer:
 
 
 @dataclass(frozen=True)
-class Exit:
+class AgentEnd:
     """End the agent.
 
     `failure` is the job's first failure, on any node, and None if the job ended for another reason. `gave_way`: the job
@@ -213,7 +213,7 @@ class Exit:
     `is_surplus`: the job has completed, and was full when this node came.
     """
 
-    code: int
+    exit_code: int
     reason: str
     failure: Failure | None = None
     gave_way: bool = False
@@ -231,7 +231,7 @@ Effect = (
     | LeaveJob
     | AgentNotice
     | SetAgentTimer
-    | Exit
+    | AgentEnd
 )
 
 
@@ -276,7 +276,7 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Unhealthy:
-    """A worker has failed, and the agent has reported it; the supervisor ends the other workers."""
+    """A worker has failed, and the agent has reported it; the agent ends the other workers."""
 
     workers: ClassVar = WorkerState.UNHEALTHY
     round: Round
@@ -321,7 +321,7 @@ class Exiting:
     """
 
     workers: ClassVar = WorkerState.STOPPED
-    exit: Exit | None
+    exit: AgentEnd | None
     round: Round | None = None
     has_signal: bool = False
 
@@ -330,11 +330,11 @@ class Exiting:
 class Ended:
     """The agent has ended."""
 
-    exit: Exit
+    exit: AgentEnd
 
     @property
     def workers(self) -> WorkerState:
-        return WorkerState.FAILED if self.exit.code else WorkerState.SUCCEEDED
+        return WorkerState.FAILED if self.exit.exit_code else WorkerState.SUCCEEDED
 
 
 State = Joining | Healthy | Unhealthy | AwaitingVerdict | Succeeded | Stopping | Exiting | Ended
@@ -442,7 +442,7 @@ class Agent:
 
     def _give_way(self, now_ns: int, state: Unhealthy | AwaitingVerdict, event: Ejected) -> Next:
         if self._gives_way and (failure := state.failure):
-            exit = Exit(_exit_code(failure), failure.message, failure, gave_way=True)
+            exit = AgentEnd(_exit_code(failure), failure.message, failure, gave_way=True)
             if isinstance(state, Unhealthy):
                 return Exiting(exit, state.round), [LeaveJob(exit.reason)]
             return Ended(exit), [exit]
@@ -455,34 +455,34 @@ class Agent:
     def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
         return Unhealthy(state.round, event.failure), [ReportFailure(event.failure)]
 
-    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersGone) -> Next:
+    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersEnded) -> Next:
         if event.exit_code == 0:
             leaves_ns = now_ns + self._exit_barrier_ns
             return Succeeded(state.round, leaves_ns), [ReportSuccess(), SetAgentTimer(leaves_ns)]
         report: list[Effect] = [ReportFailure(event.failure)] if event.failure else []
         return AwaitingVerdict(state.round, event.failure), report
 
-    def _take_back_success(self, _: int, state: Succeeded, event: WorkersGone) -> Next:
+    def _take_back_success(self, _: int, state: Succeeded, event: WorkersEnded) -> Next:
         if event.failure is None:
             return state, []
         return AwaitingVerdict(state.round, event.failure), [ReportFailure(event.failure)]
 
-    def _await_verdict(self, _: int, state: Unhealthy, event: WorkersGone) -> Next:
+    def _await_verdict(self, _: int, state: Unhealthy, event: WorkersEnded) -> Next:
         return AwaitingVerdict(state.round, state.failure), []
 
-    def _join_next_round(self, _: int, state: Stopping, event: WorkersGone) -> Next:
+    def _join_next_round(self, _: int, state: Stopping, event: WorkersEnded) -> Next:
         return Joining(has_begun=True, shortage=state.shortage), [JoinRound()]
 
-    def _finish_exit(self, _: int, state: Exiting, event: WorkersGone) -> Next:
-        exit = state.exit or Exit(event.exit_code, event.reason, event.failure)
+    def _finish_exit(self, _: int, state: Exiting, event: WorkersEnded) -> Next:
+        exit = state.exit or AgentEnd(event.exit_code, event.reason, event.failure)
         if exit.failure and event.failure and _is_same(exit.failure, event.failure):
             # The first report told of the worker's exception; its exit code is known only now.
-            exit = Exit(event.exit_code, exit.reason, event.failure, exit.gave_way)
+            exit = AgentEnd(event.exit_code, exit.reason, event.failure, exit.gave_way)
         return Ended(exit), [exit]
 
     # Endings
 
-    def _exit(self, state: State, exit: Exit, stop: bool = True) -> Next:
+    def _exit(self, state: State, exit: AgentEnd, stop: bool = True) -> Next:
         """Exit, at once or when the workers have ended; without `stop` their end is already under way."""
         if not isinstance(state, WithWorkers):
             return Ended(exit), [exit]
@@ -494,11 +494,11 @@ class Agent:
     def _succeed(self, _: int, state: Succeeded, event: AllSucceeded) -> Next:
         if event.number != state.round.number:
             return state, []
-        return self._exit(state, Exit(0, "all nodes have succeeded"))
+        return self._exit(state, AgentEnd(0, "all nodes have succeeded"))
 
     def _close(self, _: int, state: State, event: JobClosed) -> Next:
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
-        exit = Exit(
+        exit = AgentEnd(
             code,
             event.reason,
             event.failure,
@@ -516,20 +516,20 @@ class Agent:
         match state:
             case Succeeded():
                 text = f"the workers of this node have succeeded; how the other nodes end is not known: {event.reason}"
-                following, effects = self._exit(state, Exit(0, text))
+                following, effects = self._exit(state, AgentEnd(0, text))
                 return following, [AgentNotice(text), *effects]
             case Unhealthy(_, Failure() as failure) | AwaitingVerdict(_, Failure() as failure):
-                return self._exit(state, Exit(_exit_code(failure), event.reason, failure))
+                return self._exit(state, AgentEnd(_exit_code(failure), event.reason, failure))
             case Joining(has_begun=False):
-                return self._exit(state, Exit(UNREACHABLE, event.reason))
+                return self._exit(state, AgentEnd(UNREACHABLE, event.reason))
             case _:
-                return self._exit(state, Exit(FAILED, event.reason))
+                return self._exit(state, AgentEnd(FAILED, event.reason))
 
     def _interrupt(self, _: int, state: Healthy | Unhealthy, event: InterruptAgent) -> Next:
         return Exiting(None, state.round, has_signal=True), [_pass_on(event)]
 
     def _interrupt_and_exit(self, _: int, state: State, event: InterruptAgent) -> Next:
-        exit = Exit(128 + event.signum, event.reason)
+        exit = AgentEnd(128 + event.signum, event.reason)
         if isinstance(state, Stopping):
             return Exiting(exit, has_signal=True), [_pass_on(event)]
         return Ended(exit), [_pass_on(event), exit]
@@ -543,7 +543,7 @@ class Agent:
             return state, []
         if now_ns < shortage.ends_ns:
             return state, [SetAgentTimer(shortage.ends_ns)]
-        following, effects = self._exit(state, Exit(FAILED, shortage.reason))
+        following, effects = self._exit(state, AgentEnd(FAILED, shortage.reason))
         return following, [EndJob(shortage.reason), *effects]
 
     def _leave_barrier(self, now_ns: int, state: Succeeded, event: AgentTimer) -> Next:
@@ -556,7 +556,7 @@ class Agent:
         if event.serves or state.round.group_rank == 0:
             notice = AgentNotice(f"{text}, and go on waiting: they need the store that is here")
             return Succeeded(state.round, leaves_ns=None), [notice]
-        following, effects = self._exit(state, Exit(0, text))
+        following, effects = self._exit(state, AgentEnd(0, text))
         return following, [AgentNotice(text), LeaveJob(text), *effects]
 
     # Notices
@@ -586,11 +586,11 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
     (Ejected, Agent._kill_workers_and_exit, (Exiting,)),
     (Failing, Agent._report_failure, (Healthy,)),
-    (WorkersGone, Agent._judge_workers, (Healthy,)),
-    (WorkersGone, Agent._take_back_success, (Succeeded,)),
-    (WorkersGone, Agent._await_verdict, (Unhealthy,)),
-    (WorkersGone, Agent._join_next_round, (Stopping,)),
-    (WorkersGone, Agent._finish_exit, (Exiting,)),
+    (WorkersEnded, Agent._judge_workers, (Healthy,)),
+    (WorkersEnded, Agent._take_back_success, (Succeeded,)),
+    (WorkersEnded, Agent._await_verdict, (Unhealthy,)),
+    (WorkersEnded, Agent._join_next_round, (Stopping,)),
+    (WorkersEnded, Agent._finish_exit, (Exiting,)),
     (AllSucceeded, Agent._succeed, (Succeeded,)),
     (JobClosed, Agent._close, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
     (RendezvousBroken, Agent._break, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),

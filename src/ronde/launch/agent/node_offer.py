@@ -225,7 +225,7 @@ class RoundStore:
     def _serve(self) -> None:
         from ronde.stores.server import StoreServer
 
-        self._let_go()
+        self._stop_waiting()
         self._problem_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._loop.watch(self._problem_fd, Order.NODES, self._read_problem)
         self._server = StoreServer(
@@ -240,7 +240,7 @@ class RoundStore:
         self._loop.unwatch(self._problem_fd)
         self._give_up(self._problem)
 
-    def _let_go(self) -> None:
+    def _stop_waiting(self) -> None:
         self._loop.unwatch(self._listener.fileno())
         self._loop.set_timer(self, None, self._serve)
 
@@ -251,7 +251,7 @@ class RoundStore:
             self._loop.unwatch(self._problem_fd)
             os.close(self._problem_fd)
         else:
-            self._let_go()
+            self._stop_waiting()
             self._listener.close()
 
 

@@ -211,7 +211,7 @@ def _remove(folder: str) -> None:
 
 
 class WorkerOutput:
-    """The output of one worker: `environment` and `files` for its start, then `streams`, at the end `last_words`."""
+    """The output of one worker: `environment` and `files` for its start, then `streams`, at the end `last_output`."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ class WorkerOutput:
         except OSError:
             return []
 
-    def last_words(self) -> list[bytes]:
+    def last_output(self) -> list[bytes]:
         """Return the last output of a failed worker for the report, the traceback at the end."""
         lines = self.last_lines()
         error = self.error()

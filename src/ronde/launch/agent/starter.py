@@ -34,7 +34,7 @@ IMPORTS_NS = 120 * 10**9  # how long workers wait for a template that --start-me
 HEAD_START_NS = 5 * 10**9  # how long others wait at most
 
 
-class _Wishes(TypedDict):
+class _StartOptions(TypedDict):
     stdout: int | None
     stderr: int | None
     keep: Sequence[int]
@@ -97,10 +97,10 @@ class Starter:
         with output.files() as (stdout, stderr):
             reads = self._reads and worker.index == 0 and not is_in_background(0)
             keep = (*self._keep, self.announcements.worker_fd, *([0] if reads else []))
-            wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores(worker))
-            process = self._from_template(worker.argv, environment, wishes, signals)
+            options = _StartOptions(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores(worker))
+            process = self._from_template(worker.argv, environment, options, signals)
             if process is None:
-                process = Process(worker.argv, environment, **wishes)
+                process = Process(worker.argv, environment, **options)
         process.guard = self._guard
         self._guard.add(process.pid)
         return process, output
@@ -145,12 +145,16 @@ class Starter:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
 
     def _from_template(
-        self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes, signals: SignalInbox
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        options: _StartOptions,
+        signals: SignalInbox,
     ) -> GroupLeader | None:
         template = self._template
         if template is None:
             return None
-        process = template.start_worker(argv, environment, signals=signals, **wishes)
+        process = template.start_worker(argv, environment, signals=signals, **options)
         if template.problem and not self._said:
             self._said = True
             self._complain(f"workers import modules themselves, without the template: {template.problem}")

@@ -20,7 +20,7 @@ from ronde.launch.agent.worker_group import (
     Absent,
     Event,
     Exited,
-    Finish,
+    GroupEnd,
     GroupTimer,
     InterruptGroup,
     NotStarted,
@@ -70,7 +70,7 @@ class GroupListener(Protocol):
     def note_absent(self, absent: Absent | None) -> None:
         """Note the worker that other nodes would miss first, when that changes."""
 
-    def note_finish(self, finish: Finish) -> None:
+    def note_end(self, end: GroupEnd) -> None:
         """Note the end, when no process is left."""
 
 
@@ -185,10 +185,10 @@ class WorkerGroupShell:
         """Return whether this is one of the workers."""
         return rank in self._group.workers and self._group.workers[rank].pid == pid
 
-    def last_words(self, rank: int | None) -> list[bytes]:
+    def last_output(self, rank: int | None) -> list[bytes]:
         """Return a failed worker's last output, the traceback at the end; empty without a rank."""
         output = self._outputs.get(rank) if rank is not None else None
-        return output.last_words() if output else []
+        return output.last_output() if output else []
 
     def left_tracebacks(self) -> dict[int, str]:
         """Return the tracebacks that failed workers have left to the report, by rank."""
@@ -213,7 +213,7 @@ class WorkerGroupShell:
 
     def close(self) -> None:
         """Kill the workers that are left, and close everything."""
-        self._loop.set_timer(self, None, self._ring)
+        self._loop.set_timer(self, None, self._send_timer)
         self._stopped.end()
         for rank, process in self._processes.items():
             worker = self._group.workers[rank]
@@ -278,7 +278,7 @@ class WorkerGroupShell:
 
     # Effects
 
-    def _ring(self) -> None:
+    def _send_timer(self) -> None:
         self._step_group(GroupTimer())
 
     def _step_group(self, event: Event) -> None:
@@ -302,12 +302,12 @@ class WorkerGroupShell:
                         # A stopped process would not receive the signal.
                         self._processes[rank].signal_group(signal.SIGCONT)
                 case SetGroupTimer(at_ns):
-                    self._loop.set_timer(self, at_ns, self._ring)
-                case Finish():
+                    self._loop.set_timer(self, at_ns, self._send_timer)
+                case GroupEnd():
                     self._finished = True
                     self._stopped.end()
-                    self._loop.set_timer(self, None, self._ring)
-                    self._listener.note_finish(effect)
+                    self._loop.set_timer(self, None, self._send_timer)
+                    self._listener.note_end(effect)
 
 
 def _program_of(pid: int) -> str:

@@ -149,17 +149,17 @@ class Template:
         worker = _Forked(stdout, stderr)
         try:
             with _memory_file(pickle.dumps(request)) as body:
-                fds = [body.fileno(), *worker.theirs, *keep]
+                fds = [body.fileno(), *worker.worker_ends, *keep]
                 socket.send_fds(self._control, [b"F"], fds)
             answer = self._receive(time.monotonic_ns() + START_NS, signals)
         except InterruptedError:
-            worker.close_theirs()
+            worker.close_worker_ends()
             worker.close()
             self._give_up("it had not forked when a signal came")
             raise
         except OSError as error:
             answer = f"E{error.strerror or error}"
-        worker.close_theirs()
+        worker.close_worker_ends()
         if answer is not None and answer.startswith("S"):
             worker.pid = int(answer[1:])
             return worker
@@ -187,7 +187,7 @@ class Template:
         while ready := poll.poll(max(0, deadline_ns - time.monotonic_ns()) / 1e6):
             if self._control.fileno() in (fd for fd, _ in ready):
                 break
-            if signals is not None and signals.has_mail():
+            if signals is not None and signals.has_signals():
                 raise InterruptedError
         else:
             return None
@@ -234,7 +234,7 @@ class _Forked(GroupLeader):
         self.stderr, err = self._stream(stderr)
         self.pidfd, status = os.pipe2(os.O_CLOEXEC)
         self._made.append(status)
-        self.theirs = (out, err, status)
+        self.worker_ends = (out, err, status)
 
     def _stream(self, fd: int | None) -> tuple[IO[bytes] | None, int]:
         if fd is not None:
@@ -243,7 +243,7 @@ class _Forked(GroupLeader):
         self._made.append(writer)
         return os.fdopen(reader, "rb", buffering=0), writer
 
-    def close_theirs(self) -> None:
+    def close_worker_ends(self) -> None:
         for fd in self._made:
             os.close(fd)
 
