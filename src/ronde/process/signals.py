@@ -116,7 +116,7 @@ def _explain(signum: int, frame: FrameType | None) -> None:
 
 
 # Signals of the kernel to the process itself, and those by which a terminal stops it.
-_OUR_OWN = {
+_NOT_PASSED_ON = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
     signal.SIGTRAP, signal.SIGSYS, signal.SIGABRT, signal.SIGPIPE, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU,
 }  # fmt: skip
@@ -127,7 +127,7 @@ def leave_work_to_child() -> int | None:
 
     Call this before there are threads.
     """
-    passed_on = signal.valid_signals() - _OUR_OWN
+    passed_on = signal.valid_signals() - _NOT_PASSED_ON
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # SIG_IGN would reap the child, too
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *passed_on})
     child = os.fork()

@@ -1,9 +1,9 @@
 """The agent of one node: performs what `ronde.launch.agent.decisions` decides, in one thread with one loop.
 
-The loop watches this process's signals, the rendezvous, and the descriptors of each run of the
-workers. The workers of a round meet in a store that the agent of group rank 0 serves. Every agent opens a new store
-before it joins and closes it after the round: the keys of a round end with the round, and workers of an earlier round,
-which may still run on a disconnected node, cannot disturb their successors.
+The loop watches this process's signals, the rendezvous, and the descriptors of each run of the workers. The workers of
+a round meet in a store that the agent of group rank 0 serves. Every agent opens a new store before it joins and closes
+it after the round: the keys of a round end with the round, and workers of an earlier round, which may still run on a
+disconnected node, cannot disturb their successors.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -111,11 +113,11 @@ class RunOutputs:
 
         def make() -> str:
             if log_dir is None:
-                return _new_directory(_temporary_place(), "ronde_")
+                return tempfile.mkdtemp(prefix="ronde_", dir=_temporary_place())
             os.makedirs(log_dir, exist_ok=True)
             if self._outputs.by_rank:
                 return os.path.abspath(log_dir)
-            return _new_directory(os.path.abspath(log_dir), run_id.replace(os.sep, "_") + "_")
+            return tempfile.mkdtemp(prefix=run_id.replace(os.sep, "_") + "_", dir=os.path.abspath(log_dir))
 
         try:
             return self._disk.ask(make, os.rmdir if log_dir is None else None)
@@ -169,7 +171,7 @@ class RunOutputs:
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(folder, name))
             return
-        _remove(folder)  # an earlier one of this attempt, as torchrun does
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier one of this attempt, as torchrun does
         os.makedirs(folder)
 
     @property
@@ -181,33 +183,12 @@ class RunOutputs:
         """Close the logs, and remove the temporary directory."""
         self.logs.close()
         if self.temporary:
-            _remove(self.temporary)
-
-
-# Like functions of tempfile and shutil, which take longer to load than a worker takes to start.
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def _temporary_place() -> str:
     named = environment().get("TMPDIR", "")
     return os.path.abspath(named) if os.path.isdir(named) else "/tmp"
-
-
-def _new_directory(place: str, prefix: str) -> str:
-    """Make a directory that only this user can read. Raises OSError."""
-    path = os.path.join(place, prefix + os.urandom(6).hex())
-    os.mkdir(path, 0o700)
-    return path
-
-
-def _remove(folder: str) -> None:
-    """Remove a directory with everything in it, as far as possible."""
-    for path, folders, files in os.walk(folder, topdown=False):
-        for name in files + folders:
-            inner = os.path.join(path, name)
-            with suppress(OSError):
-                (os.unlink if name in files or os.path.islink(inner) else os.rmdir)(inner)
-    with suppress(OSError):
-        os.rmdir(folder)
 
 
 class WorkerOutput:

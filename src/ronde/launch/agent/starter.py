@@ -110,7 +110,6 @@ class Starter:
         binding = self._spec.binding
         if binding is Binding.NONE:
             return None
-
         local_size = int(worker.environment["LOCAL_WORLD_SIZE"])
         return shares(binding, local_size, usable_machine())[worker.local_rank]
 

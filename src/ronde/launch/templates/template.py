@@ -269,6 +269,8 @@ def _memory_file(data: bytes) -> IO[bytes]:
     return file
 
 
+# The template that this process keeps for its next job, one at most. A template ends with the thread that made it, so
+# only the main thread calls these.
 _kept: list[Template] = []
 
 
