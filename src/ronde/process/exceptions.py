@@ -60,16 +60,28 @@ MOST_OF_PART = 8 * 1024  # characters of one message, or of one frame
 MOST_OF_TEXT = 64 * 1024
 _HEADLINE = 300
 _RONDE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names a worker's error file
+MOST_BYTES = 64 << 20  # how much of an error file is read: torch's has the whole message, twice
+_LEFT = "is_left_to_report"
+_CONSEQUENCES = (PeerLostError, AbortedError, RemoteError)
+
+# The beginning of a traceback's last line if the worker ended because of another one: in Ronde's words, or Gloo's.
+# torch puts its own prefix before each line of a traceback.
+_BLAME = (
+    rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
+    rb"|(\w+\.)*\w+Error: .*\bgloo\b.*(closed by peer|reset by peer|Broken pipe))"
+    % b"|".join(error.__name__.encode() for error in _CONSEQUENCES)
+)
 
 
 def exception_text(error: BaseException) -> str:
     """Return what Python prints of an uncaught exception, by the rules above."""
     if sentence := left_debugger(error):
         return f"{sentence}\n"
-    described = traceback.TracebackException.from_exception(error, compact=True)
+    summary = traceback.TracebackException.from_exception(error, compact=True)
     if not shows_all_frames():
-        _leave_out_inner_frames(described, error)
-    return shortened("".join(shortened(part) for part in described.format()), MOST_OF_TEXT)
+        _leave_out_inner_frames(summary, error)
+    return shortened("".join(shortened(part) for part in summary.format()), MOST_OF_TEXT)
 
 
 def headline(error: BaseException) -> str:
@@ -124,40 +136,26 @@ def shows_all_frames() -> bool:
     return logging.getLogger("ronde").isEnabledFor(logging.DEBUG)
 
 
-def _leave_out_inner_frames(described: traceback.TracebackException, error: BaseException) -> None:
+def _leave_out_inner_frames(summary: traceback.TracebackException, error: BaseException) -> None:
     """Remove the frames that rule 1 leaves out, of the exception and of those that led to it."""
     while True:
-        frames, is_ours = described.stack, isinstance(error, RondeError)
+        frames, is_ours = summary.stack, isinstance(error, RondeError)
         users = [number for number, frame in enumerate(frames) if not _is_ours(frame)]
         if users:
             frames[:] = frames[users[0] : users[-1] + 1 if is_ours else None]
         elif is_ours:
             del frames[:-1]
         cause = error.__cause__
-        if cause is not None and described.__cause__ is not None:
-            described, error = described.__cause__, cause
-        elif error.__context__ is not None and described.__context__ is not None:
-            described, error = described.__context__, error.__context__
+        if cause is not None and summary.__cause__ is not None:
+            summary, error = summary.__cause__, cause
+        elif error.__context__ is not None and summary.__context__ is not None:
+            summary, error = summary.__context__, error.__context__
         else:
             return
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_RONDE)
-
-
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the variable that names a worker's error file
-MOST_BYTES = 64 << 20  # how much of an error file is read: torch's has the whole message, twice
-_LEFT = "is_left_to_report"
-_CONSEQUENCES = (PeerLostError, AbortedError, RemoteError)
-
-# The beginning of a traceback's last line if the worker ended because of another one: in Ronde's words, or Gloo's.
-# torch puts its own prefix before each line of a traceback.
-_BLAME = (
-    rb"(\[rank\d+\]: )?((ronde\.)?(errors\.)?(%s)\b"
-    rb"|(\w+\.)*\w+Error: .*\bgloo\b.*(closed by peer|reset by peer|Broken pipe))"
-    % b"|".join(error.__name__.encode() for error in _CONSEQUENCES)
-)
 
 
 def is_blame(line: bytes) -> bool:

@@ -245,10 +245,10 @@ def mark_recorded(error: BaseException) -> None:
 
 def _descriptor() -> int | None:
     """Return the worker's end of the pipe, and make it non-inheritable; None if this process has none."""
-    told = environment().get(_VARIABLE, "")
+    identity = environment().get(_VARIABLE, "")
     try:
-        fd = int(told.partition(":")[0])
-        if _identify(fd) != told:
+        fd = int(identity.partition(":")[0])
+        if _identify(fd) != identity:
             return None
         os.set_inheritable(fd, False)
     except (ValueError, OSError):
