@@ -201,7 +201,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         kinds = {"processes": kinds["processes"]}
     before = {kind: look() for kind, look in kinds.items()}
     yield
-    if kept := sys.modules.get("ronde.launch.templates.kept"):  # it may stay until this process ends
+    if kept := sys.modules.get("ronde.launch.templates.template"):  # it may stay until this process ends
         kept.close_kept_template()
     deadline = time.monotonic() + GRACE_S
     left = {kind: look() - before[kind] for kind, look in kinds.items()}

@@ -118,7 +118,7 @@ if TYPE_CHECKING:
         stop_timeline,
     )
     from ronde.launch.callables import run
-    from ronde.process.record_errors import record
+    from ronde.process.uncaught import record
 
 __all__ = [
     "AbortedError",
@@ -227,7 +227,7 @@ _LAZY = {  # all other names are operations of the engine
     "Handle": "ronde._native",
     **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
     "ProcessSet": "ronde.engine.process",
-    "record": "ronde.process.record_errors",
+    "record": "ronde.process.uncaught",
     "run": "ronde.launch.callables",
     **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
 }

@@ -18,12 +18,12 @@ from tests.sim.common_order import require
 from tests.sim.rendezvous import BAD_TIMES_NS, Simulation, main
 from tests.sim.rendezvous_node import MS, S, SimNode
 
-from ronde.launch.agent.decisions import Agent
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    Agent,
+    AgentEnd,
     Effect,
     EndJob,
     Event,
-    Exit,
     Failing,
     InterruptAgent,
     JoinRound,
@@ -32,7 +32,7 @@ from ronde.launch.agent.events import (
     ReportSuccess,
     StartWorkers,
     StopWorkers,
-    WorkersGone,
+    WorkersEnded,
 )
 from ronde.rendezvous.leader import STRAGGLER_NS
 from ronde.rendezvous.membership import (
@@ -125,14 +125,14 @@ class AgentNode(SimNode):
                     self.end_job()
                 case LeaveJob(reason):
                     self.perform(self.participant.leave(reason, LONGEST_END_NS if self.workers else 0))
-                case Exit():
+                case AgentEnd():
                     self.exited(effect)
 
     # The workers
 
     def succeed(self) -> None:
         self.workers = False
-        self.tell_agent(WorkersGone(0, ""))
+        self.tell_agent(WorkersEnded(0, ""))
 
     def fail(self, blames_peer: bool = False) -> None:
         if self.round is None or not self.workers:
@@ -148,7 +148,7 @@ class AgentNode(SimNode):
 
         def gone() -> None:
             self.workers = False
-            self.tell_agent(WorkersGone(exit_code, "", failure))
+            self.tell_agent(WorkersEnded(exit_code, "", failure))
 
         self.plan(self.sim.rng.randrange(10 * MS, within_ns), gone)
 
@@ -160,19 +160,19 @@ class AgentNode(SimNode):
         self.interrupted = self.is_leaving = True
         self.tell_agent(InterruptAgent(signum, "interrupted"))
 
-    def exited(self, exit: Exit) -> None:
+    def exited(self, exit: AgentEnd) -> None:
         require(not self.workers, self.name, "exits while it has workers")
         self.has_exited = True
-        self.sim.counts[f"exit code {exit.code}"] += 1
+        self.sim.counts[f"exit code {exit.exit_code}"] += 1
         if self.interrupted or self.last is None:
             require(self.interrupted, self.name, "exits without a reason")
             self.later(self.sim.rng.randrange(S), self.close)
             return
         match self.last:
             case AllSucceeded() | JobClosed(_, _, True):
-                require(exit.code == 0, self.name, "has succeeded, and exits with", exit.code)
+                require(exit.exit_code == 0, self.name, "has succeeded, and exits with", exit.exit_code)
             case JobClosed():
-                require(exit.code != 0, self.name, "exits well, though the job was closed")
+                require(exit.exit_code != 0, self.name, "exits well, though the job was closed")
         self.finish(self.last)
 
 

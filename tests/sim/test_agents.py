@@ -10,12 +10,17 @@ from tests.sim.agents import AgentSimulation
 from tests.sim.common_order import Broken
 from tests.sim.rendezvous import Simulation, draw_nodes, simulate
 
-from ronde.launch.agent.decisions import TRANSITIONS, Agent, Healthy, Joining, Stopping, Unhealthy
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    TRANSITIONS,
+    Agent,
     Failing,
+    Healthy,
+    Joining,
     JoinRound,
     ReportSuccess,
-    WorkersGone,
+    Stopping,
+    Unhealthy,
+    WorkersEnded,
 )
 from ronde.rendezvous.leader import Leader
 from ronde.rendezvous.lease import LeftoverWorkers
@@ -79,12 +84,12 @@ def join_before_the_workers_are_gone(patch: pytest.MonkeyPatch) -> None:
 
 
 def call_it_success_when_workers_were_stopped(patch: pytest.MonkeyPatch) -> None:
-    join = TRANSITIONS[Stopping, WorkersGone]
+    join = TRANSITIONS[Stopping, WorkersEnded]
 
     def broken(agent: Agent, now_ns: int, state: Any, event: Any) -> Any:
         return (state, [ReportSuccess()]) if event.exit_code == 143 else join(agent, now_ns, state, event)
 
-    patch.setitem(TRANSITIONS, (Stopping, WorkersGone), broken)
+    patch.setitem(TRANSITIONS, (Stopping, WorkersEnded), broken)
 
 
 def keep_a_failure_to_oneself(patch: pytest.MonkeyPatch) -> None:

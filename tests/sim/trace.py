@@ -42,7 +42,7 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.launch.agent import events as agent_events
+from ronde.launch.agent import decisions as agent_events
 from ronde.rendezvous import effects, state
 from ronde.rendezvous.codec import decode, decode_roster, decode_state
 from ronde.rendezvous.membership import Budget, Failure, NodesLost, WorkerFailed
@@ -111,7 +111,7 @@ class TraceNode(AgentNode):
         super().probe_agents(asked)
 
     def tell_agent(self, event: agent_events.Event) -> None:
-        if isinstance(event, agent_events.WorkersGone):
+        if isinstance(event, agent_events.WorkersEnded):
             self.say("workers end", "well" if event.exit_code == 0 else f"with exit code {event.exit_code}")
         super().tell_agent(event)
 
@@ -352,7 +352,7 @@ def describe_effect(effect: agent_events.Effect) -> str:
             return f"prints: {text}"
         case agent_events.EndJob(reason):
             return f"ends the job: {reason}"
-        case agent_events.Exit(code, reason):
+        case agent_events.AgentEnd(code, reason):
             return f"exits with code {code}: {reason}" if reason else f"exits with code {code}"
     return ""  # the messages to the leader say the rest
 

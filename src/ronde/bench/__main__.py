@@ -24,7 +24,7 @@ from ronde.bench.report import (
     trials_for,
 )
 from ronde.bench.timing import Stopwatch, copy_rate, measure_rates, operation_call
-from ronde.process.memory import available_memory
+from ronde.process.resources import available_memory
 
 SIZES = (4, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALLEST_COPY = 64 << 10

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +13,6 @@ from ronde.errors import UsageError
 __all__ = ["command", "main", "show", "version"]
 
 USAGE_ERROR, INTERRUPTED = 2, 130
-MONITORING_TOOLS = 6  # the identifiers that sys.monitoring has
 VERBS = ("run", "store", "trace", "bench", "doctor", "completion")  # each is a module, loaded on demand
 
 HELP = """\
@@ -33,30 +30,8 @@ usage: ronde run -n N [options] script.py [arguments]
 
 
 def command() -> NoReturn:
-    """Run the command line of this process and end the process, as the program `ronde` does.
-
-    This skips the 3 ms in which Python would free all objects.
-    """
-    code = main()
-    if _is_observed():
-        sys.exit(code)
-    if threading := sys.modules.get("threading"):
-        threading._shutdown()  # waits for threads and tasks, as Python does before the handlers of atexit
-    atexit._run_exitfuncs()
-    try:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
-    except (OSError, ValueError):  # ValueError: the program has closed the stream
-        sys.exit(code)  # reports an OSError
-    os._exit(code)
-
-
-def _is_observed() -> bool:
-    """Return whether a profiler or a tracer is active, which may write its results when Python ends."""
-    if sys.getprofile() or sys.gettrace():
-        return True
-    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
-    return monitoring is not None and any(map(monitoring.get_tool, range(MONITORING_TOOLS)))
+    """Run the command line of this process and end the process, as the program `ronde` does."""
+    sys.exit(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,8 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"unknown command {verb!r}{nearest(verb, [*VERBS, '--help', '--version'])}")
         name = f"ronde {verb}"
         _require_directory()
-        if argv is None:
-            gc.set_threshold(50_000)  # modules that load leave no garbage
         if verb in ("run", "bench") and argv is None and (ended := _run_in_child()) is not None:
             return ended
         code: int = import_module(f"ronde.cli.{verb}").run(words[1:])
@@ -87,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (OSError, RuntimeError, MemoryError) as error:
-        from ronde.process.shortages import shortage
+        from ronde.process.resources import shortage
 
         if not (sentence := shortage(error)):
             raise
@@ -101,7 +74,7 @@ def _run_in_child() -> int | None:
     """Return the exit code if a child has done the work, because this is the first process of a container."""
     if os.getpid() != 1:
         return None
-    from ronde.process.reaper import leave_work_to_child
+    from ronde.process.signals import leave_work_to_child
 
     return leave_work_to_child()
 

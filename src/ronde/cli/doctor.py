@@ -16,8 +16,7 @@ from ronde.cli.machine_check import MachineFacts, MachineFinding, NetworkInterfa
 from ronde.cli.options import Option, describe_options, parse_options
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.process.memory import available_memory
-from ronde.process.process_groups import usable_core_numbers
+from ronde.process.resources import available_memory, usable_core_numbers
 from ronde.settings import resolve
 
 __all__ = ["HELP", "read_facts", "run"]

@@ -11,7 +11,7 @@ from ronde.cli import show
 from ronde.cli.options import describe_options, read_options
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 from ronde.launch.config import Binding, LaunchConfig, Outputs, RendezvousConfig, Std
-from ronde.launch.plan import assignments
+from ronde.launch.launch_plan import assignments
 
 __all__ = ["describe_launch", "full_help", "run", "short_help"]
 
@@ -109,7 +109,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
         from ronde.environment import set_variable
 
         set_variable("RONDE_PROTECTION", protection)  # the launcher's connections follow its environment
-    from ronde.process.deadly_signals import explain_deadly_signals
+    from ronde.process.signals import explain_deadly_signals
 
     explain_deadly_signals(config.worker.signals)
     if config.hosts or config.discovery:

@@ -28,7 +28,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
-from ronde.launch.plan import OURS, own_gpus
+from ronde.launch.launch_plan import OURS, own_gpus
 from ronde.rendezvous.config import RendezvousConfig
 from ronde.values import (
     FLAG,

@@ -45,7 +45,7 @@ class Here(NamedTuple):
 
 def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
     """Return the facts that the options need. Raises UsageError for a file that cannot be read."""
-    from ronde.process.process_groups import usable_cores
+    from ronde.process.resources import usable_cores
 
     counts = {asked.value("--num-proc"), asked.value("--nproc-per-node")}
     gpus = 0

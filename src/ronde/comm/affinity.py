@@ -14,7 +14,7 @@ from functools import cache
 
 from ronde.errors import UsageError
 from ronde.net.host import host_name
-from ronde.process.process_groups import usable_core_numbers
+from ronde.process.resources import usable_core_numbers
 
 __all__ = ["core_of", "starting_threads_on"]
 

@@ -31,7 +31,7 @@ from ronde.net.authentication import PROTOCOL_VERSION, SECRET, ConnectionKeys
 from ronde.net.connections import Channel, Slot, open_connections
 from ronde.net.descriptors import make_room
 from ronde.net.host import host_identity, host_name
-from ronde.process.process_groups import usable_core_numbers
+from ronde.process.resources import usable_core_numbers
 from ronde.settings import Settings
 from ronde.typed_json import TypedJson
 

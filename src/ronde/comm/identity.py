@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 
 from ronde.errors import UsageError
 from ronde.process import slurm
-from ronde.process.launcher_variables import launcher_number
+from ronde.process.slurm import launcher_number
 
 __all__ = [
     "Identity",

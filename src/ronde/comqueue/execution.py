@@ -34,10 +34,9 @@ from ronde.engine.process import init
 from ronde.environment import environment
 from ronde.errors import PeerLostError, RemoteError, UsageError, WorkerError
 from ronde.launch.callables import ElasticLaunch
-from ronde.launch.calls import pack_call, pickler
+from ronde.launch.calls import describe_unsendable_part, pack_call, pickler
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.unsendable import describe_unsendable_part
-from ronde.process.exception_text import exception_text
+from ronde.process.exceptions import exception_text
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.base import Cluster

@@ -35,8 +35,7 @@ from ronde.comqueue.task_group import TaskGroup, ThreadGroup, reduce_leaves
 from ronde.data.buffers import Buffers
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
-from ronde.launch.calls import pickler
-from ronde.launch.unsendable import describe_unsendable_part
+from ronde.launch.calls import describe_unsendable_part, pickler
 from ronde.types import ReduceOp
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from ronde.comqueue.functions import ComContext, CommunicateFunction
 from ronde.comqueue.partitions import TaskData
 from ronde.comqueue.task_group import TaskGroup
 from ronde.errors import MismatchError, PeerError, RondeError, UsageError
-from ronde.launch.calls import pickler
-from ronde.launch.unsendable import describe_unsendable_part
+from ronde.launch.calls import describe_unsendable_part, pickler
 from ronde.types import Max, Min
 
 __all__ = ["Item", "Plan", "StepError", "run_plan", "with_copied_functions"]

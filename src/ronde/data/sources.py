@@ -20,7 +20,7 @@ from ronde.data.needs import need
 from ronde.data.parquet_files import ParquetFileFacts, ParquetReader, RowGroup, describe_files, spans_of
 from ronde.data.read_ahead import read_ahead
 from ronde.errors import UsageError
-from ronde.process.memory import available_memory
+from ronde.process.resources import available_memory
 
 __all__ = ["ArrayRows", "ColumnPieces", "ColumnRows", "array_rows", "parquet_rows", "table_rows"]
 

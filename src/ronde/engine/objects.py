@@ -35,7 +35,7 @@ from ronde.comm.world import meeting, rank
 from ronde.engine.operations import allgather_async, broadcast
 from ronde.engine.process import ProcessSet
 from ronde.errors import AuthenticationError, RemoteError
-from ronde.process.exception_text import exception_text
+from ronde.process.exceptions import exception_text
 
 __all__ = ["OutgoingObject", "allgather_object", "broadcast_object"]
 

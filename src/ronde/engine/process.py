@@ -23,7 +23,7 @@ from ronde.comm.communicator import Communicator
 from ronde.engine.engine import Engine
 from ronde.engine.timeline import Timeline
 from ronde.errors import NotInitializedError, RondeError, UsageError
-from ronde.process.shortages import shortage
+from ronde.process.resources import shortage
 from ronde.process.uncaught import announce_departure
 from ronde.settings import Settings
 from ronde.types import Allgather, Kind, ReduceOp, Sum

@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
     try:
         write(result_fd, b"R", pickler().dumps(result))
     except Exception as error:
-        from ronde.launch.unsendable import describe_unsendable_part
+        from ronde.launch.calls import describe_unsendable_part
 
         where = f"the result, of type {type(result).__qualname__}, cannot be sent to the caller: "
         part = describe_unsendable_part("the result", result, pickler().dumps)
@@ -94,8 +94,7 @@ def pickler() -> Any:
 
 def failed(fd: int, error: Exception) -> None:
     """Report the exception to the caller, to the launcher and on stderr."""
-    from ronde.process.error_file import described
-    from ronde.process.exception_text import exception_text
+    from ronde.process.exceptions import described, exception_text
     from ronde.process.uncaught import announce_exception
 
     text = exception_text(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -36,8 +37,6 @@ def find_command(
         _check_file(name, "script", os.R_OK, "it may not be read")
         return [sys.executable, name, *arguments]
     if os.sep not in name and not os.path.isfile(name):
-        import shutil  # slow to load
-
         if found := shutil.which(name, path=search_path):
             return [found, *arguments]
     if not no_python and _is_script(name):

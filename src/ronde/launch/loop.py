@@ -63,11 +63,11 @@ class Loop:
             self._selector.unregister(fd)
             del self._watched[fd]
 
-    def set_timer(self, owner: object, at_ns: int | None, ring: Callable[[], None]) -> None:
-        """Call `ring` once, at this time of the monotonic clock, instead of the owner's earlier time. None: never."""
+    def set_timer(self, owner: object, at_ns: int | None, serve: Callable[[], None]) -> None:
+        """Call `serve` once, at this time of the monotonic clock, instead of the owner's earlier time. None: never."""
         self._timers.pop(owner, None)
         if at_ns is not None:
-            self._timers[owner] = at_ns, ring
+            self._timers[owner] = at_ns, serve
 
     def turn(self) -> None:
         """Wait until a descriptor is ready or a timer rings, and serve all that are."""
@@ -76,10 +76,10 @@ class Loop:
             if self._watched.get(watch.fd) is watch:  # else unwatched earlier in this turn
                 watch.serve()
         now_ns = time.monotonic_ns()
-        for owner, (at_ns, ring) in list(self._timers.items()):
-            if at_ns <= now_ns and self._timers.get(owner) == (at_ns, ring):
+        for owner, (at_ns, serve) in list(self._timers.items()):
+            if at_ns <= now_ns and self._timers.get(owner) == (at_ns, serve):
                 del self._timers[owner]
-                ring()
+                serve()
 
     def close(self) -> None:
         """Close the selector; watched descriptors stay open."""

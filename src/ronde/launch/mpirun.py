@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.launch.plan import assignments
-from ronde.process.process_groups import usable_cores
+from ronde.launch.launch_plan import assignments
+from ronde.process.resources import usable_cores
 
 __all__ = ["MpiPlan", "find_mpirun", "libraries_of", "plan_here", "plan_mpi", "run_here"]
 

@@ -1,1 +1,1 @@
-"""Processes of this machine: how they start, end and are watched as groups, and their output and error files."""
+"""Processes of this machine: how they start and end as groups, and the errors and signals that end them."""

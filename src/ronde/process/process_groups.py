@@ -2,35 +2,30 @@
 
 A pidfd becomes readable as soon as its process ends. The group of a process is everything that it started and that did
 not leave (setsid, a daemon). A group exists while one member does, and the kernel does not reuse its number until then.
+
+When a launcher dies, the kernel kills its workers (`die_with_parent.py`), but not the processes that they started: the
+training under a shell script, the loaders of a data set. `Guard` ends them: a shell reads a pipe that only the launcher
+holds open, which brings it each new group (`+4711`) and each ended one (`-4711`); when the pipe ends, the shell kills
+the groups that are left. Processes that left their group stay.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from types import FrameType, TracebackType
-from typing import IO, Any
+from typing import IO
 
 import ronde.process
-from ronde.errors import UsageError
-from ronde.net.addresses import LOOPBACK_REMEDY, is_loopback
-from ronde.process.guard import Guard
 
 __all__ = [
-    "INTERRUPTS",
     "GroupLeader",
+    "Guard",
     "Process",
-    "SignalInbox",
-    "free_port",
     "is_in_background",
-    "usable_cores",
 ]
 
 
@@ -45,7 +40,6 @@ def _starter() -> tuple[str, ...]:
 
 
 _STARTER = _starter()
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class GroupLeader(ABC):
@@ -149,68 +143,6 @@ def _living_in_group(pid: int) -> int | None:
     return None if state in b"ZX" else int(group)
 
 
-class SignalInbox:
-    """While it is open, some signals (Ctrl-C, SIGTERM, ...) make a descriptor readable and do nothing else.
-
-    A hang-up that nohup made this process ignore stays ignored. Python handles signals in the main thread; in any other
-    thread this receives none.
-    """
-
-    def __init__(self, signums: Collection[int] = INTERRUPTS) -> None:
-        self._signums = signums
-
-    def __enter__(self) -> SignalInbox:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self._old_handlers: dict[int, Any] = {}
-        if threading.current_thread() is not threading.main_thread():
-            return self
-        self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._old_handlers = {
-            signum: signal.signal(signum, _heed)
-            for signum in self._signums
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN
-        }
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for signum, handler in self._old_handlers.items():
-            signal.signal(signum, handler)
-        if self._old_handlers:
-            signal.set_wakeup_fd(self._old_fd)
-        self._reader.close()
-        self._writer.close()
-
-    def fileno(self) -> int:
-        """Return the descriptor to select for reading."""
-        return self._reader.fileno()
-
-    def has_mail(self) -> bool:
-        """Return whether `read` would return a signal. Discards those of other handlers."""
-        try:
-            while came := self._reader.recv(4096, socket.MSG_PEEK):
-                if any(signum in self._old_handlers for signum in came):
-                    return True
-                self._reader.recv(len(came))
-        except BlockingIOError:
-            pass
-        return False
-
-    def read(self) -> list[int]:
-        """Return the signals that came since the last call, in their order."""
-        try:
-            return [signum for signum in self._reader.recv(4096) if signum in self._old_handlers]
-        except BlockingIOError:
-            return []
-
-
-def _heed(signum: int, frame: FrameType | None) -> None:
-    """Do nothing; the wakeup descriptor has the signal."""
-
-
 def is_in_background(fd: int) -> bool:
     """Return whether the descriptor is this process's terminal, but another job is in its foreground.
 
@@ -222,26 +154,73 @@ def is_in_background(fd: int) -> bool:
         return False  # not a terminal, or not the controlling one
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(usable_core_numbers())
+_SHELL = "/bin/sh"
+LAST_WAIT_S = 5  # how long a killed process may take to end; on a hung mount it does not
+_SCRIPT = """\
+trap '' HUP INT QUIT TERM
+groups=' '
+while read -r line; do
+    group=${line#?}
+    case $line in
+    +*) groups="$groups$group " ;;
+    -*) case $groups in *" $group "*) groups="${groups%%" $group "*} ${groups#*" $group "}" ;; esac ;;
+    esac
+done
+for group in $groups; do kill -KILL "-$group"; done
+[ -z "$1" ] || rm -rf -- "$1"
+"""
 
 
-def usable_core_numbers() -> set[int]:
-    """Return the cores on which this process may run; all cores if the kernel or a container does not tell."""
-    try:
-        return os.sched_getaffinity(0)
-    except OSError:
-        return set(range(os.cpu_count() or 1))
+class Guard:
+    """A shell that outlives a killed launcher. Its own errors are ignored. Close it.
 
+    It also removes the directory `temporary`, if there is one.
+    """
 
-def free_port(address: str) -> int:
-    """Return a TCP port that is free at this numeric address."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError as error:
-            hint = f": {LOOPBACK_REMEDY}" if is_loopback(address) else ""
-            raise UsageError(f"this machine has no address {address} ({error.strerror}){hint}") from None
-        port: int = probe.getsockname()[1]
-    return port
+    def __init__(self, temporary: str = "") -> None:
+        self._temporary = temporary
+        self._groups: set[int] = set()
+        self._unwritten = b""  # data that the pipe has not taken yet
+        self._shell: subprocess.Popen[bytes] | None = None
+        if temporary:
+            self._tell("")
+
+    def add(self, group: int) -> None:
+        """Guard this group."""
+        if group not in self._groups:
+            self._groups.add(group)
+            self._tell(f"+{group}\n")
+
+    def discard(self, group: int) -> None:
+        """Stop guarding a group that is gone, whose number may be used again."""
+        if group in self._groups:
+            self._groups.discard(group)
+            self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        """End the shell without killing any group."""
+        if self._shell is not None:
+            self._shell.kill()  # before its pipe ends, because then it kills the groups
+            assert self._shell.stdin is not None
+            self._shell.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._shell.wait(timeout=LAST_WAIT_S)
+
+    def _tell(self, line: str) -> None:
+        self._unwritten += line.encode()
+        with contextlib.suppress(OSError):  # no process can start, or the shell has ended or is stopped
+            if self._shell is None:
+                self._shell = subprocess.Popen(
+                    [_SHELL, "-c", _SCRIPT, "guard of ronde", self._temporary],
+                    env={"PATH": "/usr/bin:/bin"},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    bufsize=0,
+                    start_new_session=True,
+                )
+                assert self._shell.stdin is not None
+                os.set_blocking(self._shell.stdin.fileno(), False)
+            assert self._shell.stdin is not None
+            # The next call writes the rest.
+            self._unwritten = self._unwritten[os.write(self._shell.stdin.fileno(), self._unwritten) :]

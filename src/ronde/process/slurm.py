@@ -12,9 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ronde.errors import UsageError
-from ronde.process.launcher_variables import launcher_number
 
-__all__ = ["Step", "expand_hosts", "find_step"]
+__all__ = [
+    "Step",
+    "expand_hosts",
+    "find_step",
+    "launcher_number",
+]
 
 # Below the ports that systems give to outgoing connections, above those of well-known services.
 FIRST_PORT, PORTS = 12_000, 20_000
@@ -155,3 +159,13 @@ def _host_numbers(inside: str, item: str) -> Iterator[str]:
 
 def _host_list_error(text: str) -> UsageError:
     return UsageError(f"{text[:200]!r} is not a list of hosts as Slurm writes it, like node[01-03,07],login")
+
+
+def launcher_number(environ: Mapping[str, str], name: str) -> int:
+    """Return a variable's value. Raises UsageError if it is not set or not a whole number from 0."""
+    text = environ.get(name)
+    if not text:
+        raise UsageError(f"{name} is not set, although the launcher's other variables are")
+    if not text.isdecimal() or len(text) > 9:
+        raise UsageError(f"{name}={text!r} is invalid: expected a whole number from 0")
+    return int(text)

@@ -12,31 +12,45 @@ may fail then, and only its end tells whether it has failed itself (`sys.exit(3)
 
 A launcher that shows the error file's traceback in its report sets `LEAVES_TRACEBACK`. A worker then notes in its
 error file that it leaves the traceback to the report, and prints one line, which ends with `POINTER`. A consequence of
-another rank's failure, which reports do not show, is printed with its traceback, by the rules of `exception_text`.
+another rank's failure, which reports do not show, is printed with its traceback, by the rules of `process/exceptions`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import functools
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 from ronde.environment import environment
-from ronde.process.error_file import ERROR_FILE, blames_peer, leave_to_report, write_error_file
+from ronde.process.exceptions import (
+    ERROR_FILE,
+    blames_peer,
+    exception_text,
+    headline,
+    leave_to_report,
+    left_debugger,
+    shows_all_frames,
+    write_error_file,
+)
 
 __all__ = [
     "LEAVES_TRACEBACK",
     "POINTER",
     "Announcement",
     "Announcements",
+    "ErrorHandler",
     "announce_departure",
     "announce_exception",
     "announce_joined",
     "announce_joining",
     "announce_uncaught",
     "mark_recorded",
+    "record",
 ]
 
 LEAVES_TRACEBACK = "_RONDE_LEAVES_TRACEBACK"
@@ -151,8 +165,6 @@ def _show(error: Exception, leaves_traceback: bool | None) -> bool:
 
     `leaves_traceback`: the launcher will show the traceback, if it is one that does so.
     """
-    from ronde.process.exception_text import exception_text, headline, left_debugger, shows_all_frames
-
     is_asked = environment().get(LEAVES_TRACEBACK) and not shows_all_frames()
     is_own_stream = sys.stderr is sys.__stderr__  # not one that writes a log of the program's
     try:
@@ -233,12 +245,83 @@ def mark_recorded(error: BaseException) -> None:
 
 def _descriptor() -> int | None:
     """Return the worker's end of the pipe, and make it non-inheritable; None if this process has none."""
-    told = environment().get(_VARIABLE, "")
+    identity = environment().get(_VARIABLE, "")
     try:
-        fd = int(told.partition(":")[0])
-        if _identify(fd) != told:
+        fd = int(identity.partition(":")[0])
+        if _identify(fd) != identity:
             return None
         os.set_inheritable(fd, False)
     except (ValueError, OSError):
         return None
     return fd
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ErrorHandler:
+    """Writes an exception into the error file that the launcher has named, if one has.
+
+    What `record` uses; derive from it to do something else. torch's class of that name has the same two methods.
+    """
+
+    def initialize(self) -> None:
+        """Prepare for exceptions to come: a fatal signal prints where each thread was."""
+        try:
+            faulthandler.enable(all_threads=True)
+        except (OSError, ValueError, RuntimeError, AttributeError):
+            pass  # standard error is not a file
+
+    def record_exception(self, error: BaseException) -> None:
+        """Write the error file. What goes wrong with it is printed: the exception itself matters more."""
+        path = environment().get(ERROR_FILE)
+        if not path:
+            return
+        try:
+            write_error_file(path, error)
+        except OSError as problem:
+            print(f"ronde: cannot write the error file {path}: {problem.strerror}", file=sys.stderr)
+
+
+@overload
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R]: ...
+
+
+@overload
+def record(
+    fn: None = None, error_handler: ErrorHandler | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def record(
+    fn: Callable[..., Any] | None = None, error_handler: ErrorHandler | None = None
+) -> Callable[..., Any]:
+    """Return a function that reports an exception of `fn` to the launcher, which names it as the cause of a failure.
+
+        @ronde.record
+        def main(): ...
+
+    The exception continues as before; SystemExit is not reported. Without a launcher there is no report. Scripts that
+    call `ronde.init()` do not need it. Raises no error.
+
+    Args:
+        fn: the main function of a script (None: return a decorator, for `@ronde.record(error_handler=...)`).
+        error_handler: what to do with an exception (None: write the launcher's error file).
+    """
+    if fn is None:
+        return functools.partial(record, error_handler=error_handler)
+    handler = error_handler or ErrorHandler()
+
+    @functools.wraps(fn)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        handler.initialize()
+        announce_uncaught()
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            handler.record_exception(error)
+            mark_recorded(error)
+            raise
+
+    return recorded

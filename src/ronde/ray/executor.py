@@ -24,7 +24,7 @@ from ronde.launch.driver.functions import (
 )
 from ronde.launch.driver.job_store import reachable_by_tasks
 from ronde.net.authentication import secrecy_is_wanted
-from ronde.process.error_file import described
+from ronde.process.exceptions import described
 from ronde.ray.cluster import Placing, RayCluster
 from ronde.ray.worker_calls import INTERRUPTED, SHUT_DOWN, CallServer, WorkerCall, fetch_result, serve_calls
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.process.process_groups import free_port
+from ronde.process.resources import free_port
 
 WORKER = """
 import os, sys

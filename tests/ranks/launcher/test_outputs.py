@@ -17,16 +17,15 @@ import pytest
 from ronde.errors import UsageError
 from ronde.launch.agent.agent import run_agent
 from ronde.launch.agent.outputs import RunOutputs, WorkerOutput, fill_prefix
-from ronde.launch.agent.supervisor import Supervisor
-from ronde.launch.agent.worker_group import Policy
+from ronde.launch.agent.worker_group import Absent, GroupEnd, Policy
+from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
+from ronde.launch.launch_plan import LaunchPlan, WorkerPlan
 from ronde.launch.loop import Loop
-from ronde.launch.plan import LaunchPlan, WorkerPlan
-from ronde.launch.screen import Screen
-from ronde.process.disk import Disk
-from ronde.process.log_files import LogWriter
-from ronde.process.output import Sink
+from ronde.launch.screen import Screen, Sink
+from ronde.process.disk import Disk, LogWriter
 from ronde.process.process_groups import GroupLeader, Process
+from ronde.process.uncaught import Announcements
 from ronde.settings import environment
 
 HANGING_S = 100
@@ -270,6 +269,19 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
     screen = Screen(loop, lambda: None)
     said: list[object] = []
 
+    class Listener(GroupListener):
+        def note_cause(self, rank: int) -> None:
+            said.append(rank)
+
+        def note_awaited_exit(self, is_awaited: bool) -> None:
+            """The workers join no others."""
+
+        def note_absent(self, absent: Absent | None) -> None:
+            """There is no other node."""
+
+        def note_end(self, end: GroupEnd) -> None:
+            said.append(end)
+
     def start(worker: WorkerPlan) -> tuple[GroupLeader, WorkerOutput]:
         teed = Outputs(tee={0: Std.OUT}, filter=frozenset())
         prefixes = {Std.OUT: b"", Std.ERR: b""}
@@ -283,24 +295,15 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
         for rank in range(2)
     )
     policy = Policy(grace_ns=10**8)
-    supervisor = Supervisor(
-        LaunchPlan(workers),
-        start,
-        policy,
-        loop,
-        screen,
-        said.append,
-        lambda _: None,
-        lambda _: None,
-        said.append,
-        lambda: None,
-        lambda _: True,
-    )
-    supervisor.start_workers()
+    announcements = Announcements()
+    group = WorkerGroupShell(LaunchPlan(workers), policy, loop, screen, announcements, 10**9, Listener())
+    for worker in workers:
+        group.add_worker(worker.rank, *start(worker))
     while len(said) < 2:
-        supervisor.balance()
+        group.balance()
         loop.turn()
-    supervisor.close()
+    group.close()
+    announcements.close()
     assert said[0] == 1
     assert logs.waiting
     assert b"x" * 99 in disk.read_bytes()  # it is back

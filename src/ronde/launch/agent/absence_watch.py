@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ronde.errors import RondeError
 from ronde.job_key import JobKey
 from ronde.launch.agent.worker_group import Absent
 from ronde.launch.loop import Loop, Order
+from ronde.net.event_queue import EventQueue
 
 if TYPE_CHECKING:
-    from ronde.net.event_queue import EventQueue
     from ronde.stores.base import Store
 
 __all__ = ["AbsenceWatch"]
@@ -84,8 +85,6 @@ class _Wait:
     """A thread that waits until a rank has come to an epoch of the world of `size` ranks to which `absent` has not."""
 
     def __init__(self, address: str, key: JobKey, size: int, absent: int) -> None:
-        from ronde.net.event_queue import EventQueue  # only where a worker has ended early
-
         self._found: EventQueue[int] = EventQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -115,7 +114,6 @@ class _Wait:
         self._found.close()
 
     def _run(self, address: str, key: JobKey, size: int, absent: int) -> None:
-        from ronde.errors import RondeError
         from ronde.stores.tcp import StoreClient
 
         try:

@@ -1,9 +1,9 @@
 """The agent of one node: performs what `ronde.launch.agent.decisions` decides, in one thread with one loop.
 
-The loop watches this process's signals, the rendezvous, and the descriptors of the supervisor of each run of the
-workers. The workers of a round meet in a store that the agent of group rank 0 serves. Every agent opens a new store
-before it joins and closes it after the round: the keys of a round end with the round, and workers of an earlier round,
-which may still run on a disconnected node, cannot disturb their successors.
+The loop watches this process's signals, the rendezvous, and the descriptors of each run of the workers. The workers of
+a round meet in a store that the agent of group rank 0 serves. Every agent opens a new store before it joins and closes
+it after the round: the keys of a round end with the round, and workers of an earlier round, which may still run on a
+disconnected node, cannot disturb their successors.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from ronde.job_key import JobKey
 from ronde.launch.agent.absence_watch import AbsenceWatch
-from ronde.launch.agent.decisions import Agent
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    Agent,
+    AgentEnd,
     AgentNotice,
     AgentTimer,
     Effect,
     EndJob,
     Event,
-    Exit,
     Failing,
     InterruptAgent,
     JoinRound,
@@ -35,10 +34,11 @@ from ronde.launch.agent.events import (
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
-    WorkersGone,
+    WorkersEnded,
 )
 from ronde.launch.agent.failure_report import report, report_elsewhere, tracebacks
 from ronde.launch.agent.node_offer import (
+    RoundStore,
     describe_node,
     given_master,
     has_insecure_key,
@@ -46,21 +46,19 @@ from ronde.launch.agent.node_offer import (
     own_address,
     require_free_master_port,
 )
-from ronde.launch.agent.round_store import RoundStore
 from ronde.launch.agent.starter import Starter
-from ronde.launch.agent.stopped_workers import FrozenWatch
-from ronde.launch.agent.supervisor import Supervisor
-from ronde.launch.agent.worker_group import Absent, Policy, describe_interrupt
-from ronde.launch.agent.worker_group_events import Finish
+from ronde.launch.agent.worker_group import Absent, GroupEnd, Policy, describe_interrupt
+from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
 from ronde.launch.config import LaunchConfig
+from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, plan_workers
 from ronde.launch.loop import Loop, Order
-from ronde.launch.plan import JOB_KEY, LaunchPlan, plan_workers
-from ronde.launch.screen import Screen
+from ronde.launch.screen import Screen, claim_standard_streams
 from ronde.net.host import host_name
+from ronde.net.job_keys import INSECURE, key_in_memory
 from ronde.process.disk import Disk
-from ronde.process.error_file import ERROR_FILE, hand_up
-from ronde.process.output import claim_standard_streams
-from ronde.process.process_groups import SignalInbox, usable_cores
+from ronde.process.exceptions import ERROR_FILE, hand_up
+from ronde.process.resources import shortage, usable_cores
+from ronde.process.signals import SignalInbox
 from ronde.rendezvous.base import Rendezvous
 from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
 from ronde.rendezvous.registry import create
@@ -112,7 +110,7 @@ def run_agent(
     """
     claim_standard_streams()
     with ExitStack() as stack:
-        shell = _Shell(config, environment, stack, keep, reads, meaning, report)
+        shell = AgentShell(config, environment, stack, keep, reads, meaning, report)
         return shell.run()
 
 
@@ -160,8 +158,8 @@ def _run_id(config: LaunchConfig) -> str:
     return config.rendezvous.run_id or os.urandom(8).hex()
 
 
-class _Shell:
-    """The shell around one `Agent`; what it opens belongs to the stack."""
+class AgentShell(GroupListener):
+    """The shell around one `Agent`, which listens to the runs of its workers; what it opens belongs to the stack."""
 
     def __init__(
         self,
@@ -182,8 +180,6 @@ class _Shell:
         self._key = job_key(config, environment)
         self._key_fd: int | None = None
         if config.worker.key_by_descriptor:
-            from ronde.net.job_keys import key_in_memory  # only for jobs that want it
-
             self._key_fd = key_in_memory(self._key)
             stack.callback(os.close, self._key_fd)
             keep = (*keep, self._key_fd)
@@ -203,11 +199,11 @@ class _Shell:
         )
         self._events: deque[Event] = deque()
         self._round: Round | None = None
-        self._supervisor: Supervisor | None = None  # of the present or last workers
+        self._group: WorkerGroupShell | None = None  # the present or last workers
         self._alive = False  # whether workers run
-        self._finish: Finish | None = None  # how the last workers ended
-        self._exit: Exit | None = None
-        self._hurry = False  # a signal came after the end
+        self._group_end: GroupEnd | None = None  # how the last workers ended
+        self._agent_end: AgentEnd | None = None
+        self._leaves_now = False  # a signal came after the end: nothing is waited for any longer
         self._loop = Loop()
         stack.callback(self._loop.close)
         self._store = self._open_store()
@@ -218,12 +214,11 @@ class _Shell:
         self._rendezvous: Rendezvous = create(meeting, self._key)
         stack.callback(self._rendezvous.close)
         self._starter = Starter(
-            config, environment, self._run_id, self._say, keep=keep, reads=reads, reports=reports
+            config, environment, self._run_id, self._screen.tell, keep=keep, reads=reads, reports=reports
         )
         stack.callback(self._starter.close)
         self._absence = AbsenceWatch(self._loop, self._key, self._note_missed)
         stack.callback(self._absence.close)
-        self._frozen = FrozenWatch(self._loop, config.monitor_interval_ns, self._say)
 
     def run(self) -> RunResult:
         """Run the job to its end, report, and return the result."""
@@ -232,26 +227,24 @@ class _Shell:
         self._loop.watch(self._starter.announcements.fileno(), Order.RAISED, self._read_announcements)
         self._loop.watch(self._starter.logs.fileno(), Order.SINKS, self._starter.logs.settle)
         if has_insecure_key(self._config, self._environment):
-            from ronde.net.job_keys import INSECURE  # only for such jobs
-
-            self._say(INSECURE)
+            self._screen.tell(INSECURE)
         try:
             self._perform_effects(self._agent.begin())
-            while self._exit is None:
+            while self._agent_end is None:
                 self._turn()
             self._await_logs()
             if self._reports:
-                self._hand_up(self._exit)
-                for line in self._report(self._exit):
+                self._hand_up(self._agent_end)
+                for line in self._report(self._agent_end):
                     self._screen.say(line)
-            while (self._screen.waiting or self._starter.logs.waiting) and not self._hurry:
+            while (self._screen.waiting or self._starter.logs.waiting) and not self._leaves_now:
                 self._turn()
-            if self._exit.code == 0:
+            if self._agent_end.exit_code == 0:
                 self._starter.end_successfully()
-            return self._result(self._exit)
+            return self._result(self._agent_end)
         finally:
-            if self._supervisor:
-                self._supervisor.close()
+            if self._group:
+                self._group.close()
 
     def _await_logs(self) -> None:
         """Wait for the logs, whose errors precede the report; a hanging disk delays it by `LATE_LOGS_NS` at most."""
@@ -260,18 +253,20 @@ class _Shell:
         def say() -> None:
             nonlocal is_late
             is_late = True
-            self._say("waiting for the disk of --log-dir to take the rest of the logs; Ctrl-C gives up")
+            self._screen.tell(
+                "waiting for the disk of --log-dir to take the rest of the logs; Ctrl-C gives up"
+            )
 
         if logs.waiting:
             self._loop.set_timer(logs, time.monotonic_ns() + LATE_LOGS_NS, say)
-        while logs.waiting and not (is_late or self._hurry):
+        while logs.waiting and not (is_late or self._leaves_now):
             self._turn()
         self._loop.set_timer(logs, None, say)
 
     def _turn(self) -> None:
         self._screen.balance()
-        if self._alive and self._supervisor:
-            self._supervisor.balance()
+        if self._alive and self._group:
+            self._group.balance()
         self._loop.turn()
 
     # What happens
@@ -281,9 +276,9 @@ class _Shell:
             self._interrupt(self._meaning(signum))
 
     def _interrupt(self, signum: int) -> None:
-        self._hurry = self._exit is not None
-        if self._alive and self._supervisor:
-            self._supervisor.interrupt_workers(signum)
+        self._leaves_now = self._agent_end is not None
+        if self._alive and self._group:
+            self._group.interrupt_workers(signum)
         self._step_agent(InterruptAgent(signum, describe_interrupt(signum)))
 
     def _read_rendezvous(self) -> None:
@@ -292,40 +287,46 @@ class _Shell:
 
     def _read_announcements(self) -> None:
         for announcement in self._starter.announcements.read():
-            if self._alive and self._supervisor:
-                self._supervisor.note_announcement(announcement)
+            if self._alive and self._group:
+                self._group.note_announcement(announcement)
 
-    def _note_absent(self, absent: Absent | None) -> None:
+    def note_awaited_exit(self, is_awaited: bool) -> None:
+        """Pass this on to the other nodes."""
+        self._rendezvous.note_awaited_exit(is_awaited)
+
+    def note_absent(self, absent: Absent | None) -> None:
+        """Watch whether ranks of other nodes wait for this worker."""
         if self._round and len(nodes := self._round.nodes) > 1:
             self._absence.watch_round(nodes[0].store, sum(node.slots for node in nodes), absent)
 
     def _note_missed(self, rank: int, by: int) -> None:
-        if self._supervisor:
-            self._supervisor.note_missed(rank, by)
+        if self._group:
+            self._group.note_missed(rank, by)
 
-    def _ring(self) -> None:
+    def _send_timer(self) -> None:
         self._step_agent(AgentTimer(self._rendezvous.serves_others()))
 
-    def _report_failing(self, rank: int) -> None:
+    def note_cause(self, rank: int) -> None:
+        """Report the failure at once: other workers may still run."""
         self._step_agent(Failing(self._describe_failure(rank)))
 
-    def _end_round(self, finish: Finish) -> None:
-        assert self._supervisor
-        failed = finish.failed_rank
+    def note_end(self, end: GroupEnd) -> None:
+        """Close the workers, and go on as the agent decides."""
+        assert self._group
+        failed = end.failed_rank
         failure = None if failed is None else self._describe_failure(failed)
-        self._alive, self._finish = False, finish
-        self._frozen.stop_watching()
-        self._supervisor.close()
-        self._step_agent(WorkersGone(finish.exit_code, finish.reason, failure))
+        self._alive, self._group_end = False, end
+        self._group.close()
+        self._step_agent(WorkersEnded(end.exit_code, end.reason, failure))
 
     def _describe_failure(self, rank: int) -> Failure:
-        supervisor = self._supervisor
-        assert supervisor
-        worker = supervisor.group.workers[rank]
-        words = b"\n".join(supervisor.last_words(rank)).decode(errors="surrogateescape")
+        group = self._group
+        assert group
+        worker = group.workers[rank]
+        words = b"\n".join(group.last_output(rank)).decode(errors="surrogateescape")
         return Failure(
             rank=rank,
-            local_rank=supervisor.local_rank(rank),
+            local_rank=group.local_rank(rank),
             host=host_name(),
             pid=worker.pid,
             exit_code=worker.exit_code,
@@ -355,14 +356,14 @@ class _Shell:
                     self._start_workers(round, again)
                 case StopWorkers(reason, at_once):
                     self._absence.stop()
-                    if self._alive and self._supervisor:
-                        self._supervisor.stop_workers(reason, at_once)
+                    if self._alive and self._group:
+                        self._group.stop_workers(reason, at_once)
                 case AgentNotice(text):
-                    self._say(text)
+                    self._screen.tell(text)
                 case SetAgentTimer(at_ns):
-                    self._loop.set_timer(self, at_ns, self._ring)
-                case Exit():
-                    self._exit = effect
+                    self._loop.set_timer(self, at_ns, self._send_timer)
+                case AgentEnd():
+                    self._agent_end = effect
                 case _:
                     self._tell_nodes(effect)
 
@@ -378,9 +379,6 @@ class _Shell:
                 ends_within_ns = self._config.worker.longest_end_ns() if self._alive else 0
                 self._rendezvous.leave(reason, ends_within_ns)
 
-    def _say(self, text: str) -> None:
-        self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))
-
     def _join_round(self) -> None:
         if self._round:  # the store belongs to the last round
             self._close_store()
@@ -389,35 +387,46 @@ class _Shell:
         self._rendezvous.join(node, self._budget)
 
     def _start_workers(self, round: Round, again: bool) -> None:
-        if self._supervisor:  # those of the last round are in the report
-            for line in tracebacks(self._supervisor.left_tracebacks()):
+        if self._group:  # those of the last round are in the report
+            for line in tracebacks(self._group.left_tracebacks()):
                 self._screen.say(line)
         spec = self._config.worker
-        self._round, self._alive, self._finish = round, True, None
+        self._round, self._alive, self._group_end = round, True, None
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
         plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
-        self._supervisor = Supervisor(
+        self._group = WorkerGroupShell(
             plan,
-            partial(self._starter.start_worker, attempt=round.number, signals=self._inbox),
             policy,
             self._loop,
             self._screen,
-            self._report_failing,
-            self._rendezvous.note_awaited_exit,
-            self._note_absent,
-            self._end_round,
-            self._read_signals,
-            self._starter.announcements.is_held_by,
+            self._starter.announcements,
+            self._config.monitor_interval_ns,
+            listener=self,
         )
         self._starter.await_template(plan.workers[0], self._inbox)
         self._read_signals()
         if not self._alive:
             return  # a signal ended the run
-        self._frozen.watch_processes(self._supervisor.pids)
-        self._supervisor.start_workers()
+        self._start_each(self._group, plan, round.number)
         nodes = self._config.rendezvous
         if again or nodes.min_nodes < nodes.max_nodes:
             self._starter.prepare_template(plan.workers[0])
+
+    def _start_each(self, group: WorkerGroupShell, plan: LaunchPlan, attempt: int) -> None:
+        """Start all workers, until one cannot start or a signal comes; a start may take long."""
+        waiting = deque(plan.workers)
+        while waiting and group.takes_workers:
+            worker = waiting[0]
+            try:
+                process, output = self._starter.start_worker(worker, attempt, self._inbox)
+            except InterruptedError:
+                pass  # once the signal has been read, no further worker starts
+            except OSError as error:
+                group.note_unstarted(worker.rank, shortage(error) or error.strerror or str(error))
+            else:
+                group.add_worker(worker.rank, process, output)
+                waiting.popleft()
+            self._read_signals()
 
     def _open_store(self) -> RoundStore:
         host = self._address if self._config.rendezvous.max_nodes > 1 else ""
@@ -430,68 +439,68 @@ class _Shell:
 
     # The end
 
-    def _report(self, exit: Exit) -> list[bytes]:
+    def _report(self, end: AgentEnd) -> list[bytes]:
         """Return the report: the first failure, on any node, and at the end the last output of its worker."""
         used = self._round.restarts if self._round else 0
         times = "once" if used == 1 else f"{used} times"
         remark = f"; the workers had been started again {times} before" if used else ""
-        left = self._supervisor.left_tracebacks() if self._supervisor else {}
-        if exit.code == 0:
+        left = self._group.left_tracebacks() if self._group else {}
+        if end.exit_code == 0:
             return tracebacks(left)
-        first = self._first_failure(exit)
-        if self._is_ours(exit) and self._supervisor and self._finish:
-            lines = report(self._finish, self._supervisor.group.workers, first, remark)
+        first = self._first_failure(end)
+        if self._is_ours(end) and self._group and self._group_end:
+            lines = report(self._group_end, self._group.workers, first, remark)
         else:
-            lines = report_elsewhere(exit.reason, first, remark)
+            lines = report_elsewhere(end.reason, first, remark)
         return lines + tracebacks(left, first)
 
-    def _first_failure(self, exit: Exit) -> Failure | None:
-        if self._is_ours(exit) and self._finish:
-            failed = self._finish.failed_rank
-            # The failure that `exit` carries was reported at once; another may have turned out to be the first.
+    def _first_failure(self, end: AgentEnd) -> Failure | None:
+        if self._is_ours(end) and self._group_end:
+            failed = self._group_end.failed_rank
+            # The failure that `end` carries was reported at once; another may have turned out to be the first.
             return None if failed is None else self._describe_failure(failed)
-        return exit.failure
+        return end.failure
 
-    def _failures(self, exit: Exit) -> dict[int, Failure]:
-        first = self._first_failure(exit)
+    def _failures(self, end: AgentEnd) -> dict[int, Failure]:
+        first = self._first_failure(end)
         if first is None:
             return {}
-        workers = self._supervisor.group.workers.values() if self._supervisor and self._is_ours(exit) else ()
+        workers = self._group.workers.values() if self._group and self._is_ours(end) else ()
         others = (worker.rank for worker in workers if worker.failed_by_itself and worker.rank != first.rank)
         return {first.rank: first, **{rank: self._describe_failure(rank) for rank in others}}
 
-    def _hand_up(self, exit: Exit) -> None:
+    def _hand_up(self, end: AgentEnd) -> None:
         """Write why the job failed into the error file that this agent's own launcher named."""
         path = self._environment.get(ERROR_FILE)
-        failure = self._first_failure(exit) if path and exit.code else None
+        failure = self._first_failure(end) if path and end.exit_code else None
         if path and failure is not None:
-            here = self._is_ours(exit) and self._supervisor
+            here = self._is_ours(end) and self._group
             source = here.error_file(failure.rank) if here else ""
             try:
                 Disk().ask(lambda: hand_up(path, failure, source))
             except OSError as error:
-                self._say(f"cannot write the error file {path}: {error.strerror or error}")
+                self._screen.tell(f"cannot write the error file {path}: {error.strerror or error}")
 
-    def _is_ours(self, exit: Exit) -> bool:
+    def _is_ours(self, end: AgentEnd) -> bool:
         """Return whether the last run of this node's workers ended the job."""
-        if self._finish is None or self._supervisor is None or self._finish.exit_code != exit.code:
+        if self._group_end is None or self._group is None or self._group_end.exit_code != end.exit_code:
             return False
-        if exit.failure is None:
-            return self._finish.reason == exit.reason
-        return self._supervisor.has_worker(exit.failure.rank, exit.failure.pid)
+        if end.failure is None:
+            return self._group_end.reason == end.reason
+        return self._group.has_worker(end.failure.rank, end.failure.pid)
 
-    def _result(self, exit: Exit) -> RunResult:
-        workers = self._supervisor.group.workers.values() if self._supervisor else ()
+    def _result(self, end: AgentEnd) -> RunResult:
+        workers = self._group.workers.values() if self._group else ()
         return RunResult(
-            exit_code=exit.code,
-            reason=exit.reason,
-            failures=self._failures(exit),
+            exit_code=end.exit_code,
+            reason=end.reason,
+            failures=self._failures(end),
             returncodes={
                 worker.rank: worker.returncode for worker in workers if worker.returncode is not None
             },
             restarts=self._round.restarts if self._round else 0,
             changes=self._round.changes if self._round else 0,
-            gave_way=exit.gave_way,
-            is_closed=exit.is_closed,
-            is_surplus=exit.is_surplus,
+            gave_way=end.gave_way,
+            is_closed=end.is_closed,
+            is_surplus=end.is_surplus,
         )

@@ -2,18 +2,18 @@
 
 An agent joins the rendezvous, runs the workers of its node while a round lasts, and reports how they ended. The
 rendezvous decides on rounds and their members, and `worker_group` on what happens within one run of the workers. The
-agent's events and effects are in `agent_events`.
+agent's events and effects come first.
 
 The agent is in one state, and each state carries its data. `TRANSITIONS` says which method handles an event in which
 state; an event without an entry has no effect. These are all changes of state (a test compares them with the machine):
 
     Joining                             -- RoundBegan -->    Healthy
     Healthy                             -- Failing -->       Unhealthy
-    Healthy                             -- WorkersGone -->   Succeeded, AwaitingVerdict
-    Unhealthy, Succeeded                -- WorkersGone -->   AwaitingVerdict     rule 10
+    Healthy                             -- WorkersEnded -->   Succeeded, AwaitingVerdict
+    Unhealthy, Succeeded                -- WorkersEnded -->   AwaitingVerdict     rule 10
     Healthy, Unhealthy                  -- RoundEnded -->    Stopping
     Healthy, Unhealthy                  -- Ejected -->       Stopping
-    Stopping                            -- WorkersGone -->   Joining
+    Stopping                            -- WorkersEnded -->   Joining
     Succeeded, AwaitingVerdict          -- RoundEnded -->    Joining
     Succeeded, AwaitingVerdict          -- Ejected -->       Joining
 
@@ -25,7 +25,7 @@ state; an event without an entry has no effect. These are all changes of state (
     Stopping                            -- AgentTimer -->    Exiting     rule 5
     Unhealthy                           -- Ejected -->       Exiting     rule 7
     Healthy, Unhealthy, Stopping        -- JobClosed, RendezvousBroken, InterruptAgent -->  Exiting
-    Exiting                             -- WorkersGone -->   Ended
+    Exiting                             -- WorkersEnded -->   Ended
 
 Rules
 
@@ -60,24 +60,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar
 
-from ronde.launch.agent.events import (
-    AgentNotice,
-    AgentTimer,
-    Effect,
-    EndJob,
-    Event,
-    Exit,
-    Failing,
-    InterruptAgent,
-    JoinRound,
-    LeaveJob,
-    ReportFailure,
-    ReportSuccess,
-    SetAgentTimer,
-    StartWorkers,
-    StopWorkers,
-    WorkersGone,
-)
 from ronde.launch.agent.worker_group import TYPED
 from ronde.rendezvous.membership import (
     AllSucceeded,
@@ -89,13 +71,169 @@ from ronde.rendezvous.membership import (
     NodesWaiting,
     Notice,
     RendezvousBroken,
+    RendezvousEvent,
     Round,
     RoundBegan,
     RoundEnded,
     WorkerFailed,
 )
 
-__all__ = ["FAILED", "UNREACHABLE", "Agent", "TRANSITIONS", "WorkerState"]
+__all__ = [
+    "FAILED",
+    "TRANSITIONS",
+    "UNREACHABLE",
+    "Agent",
+    "AgentNotice",
+    "AgentTimer",
+    "Effect",
+    "EndJob",
+    "Event",
+    "AgentEnd",
+    "Failing",
+    "InterruptAgent",
+    "JoinRound",
+    "LeaveJob",
+    "ReportFailure",
+    "ReportSuccess",
+    "SetAgentTimer",
+    "StartWorkers",
+    "StopWorkers",
+    "WorkerState",
+    "WorkersEnded",
+]
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A worker has failed without blaming a peer. The agent ends the others, and some may still run."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkersEnded:
+    """All processes of the workers have ended.
+
+    `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
+    """
+
+    exit_code: int
+    reason: str
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class InterruptAgent:
+    """The agent got a signal that asks it to end. The shell has passed it on to the workers, if there are any."""
+
+    signum: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class AgentTimer:
+    """The time of the last `SetAgentTimer` has come; an early `AgentTimer` does no harm.
+
+    `serves`: whether the nodes meet at a store that ends with this node.
+    """
+
+    serves: bool = False
+
+
+Event = RendezvousEvent | Failing | WorkersEnded | InterruptAgent | AgentTimer
+
+
+@dataclass(frozen=True)
+class JoinRound:
+    """Ask for the next round."""
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Start the workers of the round; `again`: whether the job restarts them if one fails."""
+
+    round: Round
+    again: bool
+
+
+@dataclass(frozen=True)
+class StopWorkers:
+    """End the workers, then send `WorkersEnded`. `at_once`: leave them no time to save anything (rule 9 of `agent`)."""
+
+    reason: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class ReportFailure:
+    """Report to the rendezvous that a worker of this round has failed."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class ReportSuccess:
+    """Report to the rendezvous that all workers of this node have succeeded."""
+
+
+@dataclass(frozen=True)
+class EndJob:
+    """Close the job for all nodes."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LeaveJob:
+    """Tell the rendezvous that this node leaves."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class AgentNotice:
+    """Show the user this text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class SetAgentTimer:
+    """Send `AgentTimer` at this time; it replaces any earlier one."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """End the agent.
+
+    `failure` is the job's first failure, on any node, and None if the job ended for another reason. `gave_way`: the job
+    may continue without this node. `is_closed`: the job was closed for all nodes, for another reason than a failure.
+    `is_surplus`: the job has completed, and was full when this node came.
+    """
+
+    exit_code: int
+    reason: str
+    failure: Failure | None = None
+    gave_way: bool = False
+    is_closed: bool = False
+    is_surplus: bool = False
+
+
+Effect = (
+    JoinRound
+    | StartWorkers
+    | StopWorkers
+    | ReportFailure
+    | ReportSuccess
+    | EndJob
+    | LeaveJob
+    | AgentNotice
+    | SetAgentTimer
+    | AgentEnd
+)
+
 
 FAILED, UNREACHABLE = 1, 2  # exit codes of endings that no worker caused
 
@@ -138,7 +276,7 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Unhealthy:
-    """A worker has failed, and the agent has reported it; the supervisor ends the other workers."""
+    """A worker has failed, and the agent has reported it; the agent ends the other workers."""
 
     workers: ClassVar = WorkerState.UNHEALTHY
     round: Round
@@ -183,7 +321,7 @@ class Exiting:
     """
 
     workers: ClassVar = WorkerState.STOPPED
-    exit: Exit | None
+    exit: AgentEnd | None
     round: Round | None = None
     has_signal: bool = False
 
@@ -192,11 +330,11 @@ class Exiting:
 class Ended:
     """The agent has ended."""
 
-    exit: Exit
+    exit: AgentEnd
 
     @property
     def workers(self) -> WorkerState:
-        return WorkerState.FAILED if self.exit.code else WorkerState.SUCCEEDED
+        return WorkerState.FAILED if self.exit.exit_code else WorkerState.SUCCEEDED
 
 
 State = Joining | Healthy | Unhealthy | AwaitingVerdict | Succeeded | Stopping | Exiting | Ended
@@ -304,7 +442,7 @@ class Agent:
 
     def _give_way(self, now_ns: int, state: Unhealthy | AwaitingVerdict, event: Ejected) -> Next:
         if self._gives_way and (failure := state.failure):
-            exit = Exit(_exit_code(failure), failure.message, failure, gave_way=True)
+            exit = AgentEnd(_exit_code(failure), failure.message, failure, gave_way=True)
             if isinstance(state, Unhealthy):
                 return Exiting(exit, state.round), [LeaveJob(exit.reason)]
             return Ended(exit), [exit]
@@ -317,34 +455,34 @@ class Agent:
     def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
         return Unhealthy(state.round, event.failure), [ReportFailure(event.failure)]
 
-    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersGone) -> Next:
+    def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersEnded) -> Next:
         if event.exit_code == 0:
             leaves_ns = now_ns + self._exit_barrier_ns
             return Succeeded(state.round, leaves_ns), [ReportSuccess(), SetAgentTimer(leaves_ns)]
         report: list[Effect] = [ReportFailure(event.failure)] if event.failure else []
         return AwaitingVerdict(state.round, event.failure), report
 
-    def _take_back_success(self, _: int, state: Succeeded, event: WorkersGone) -> Next:
+    def _take_back_success(self, _: int, state: Succeeded, event: WorkersEnded) -> Next:
         if event.failure is None:
             return state, []
         return AwaitingVerdict(state.round, event.failure), [ReportFailure(event.failure)]
 
-    def _await_verdict(self, _: int, state: Unhealthy, event: WorkersGone) -> Next:
+    def _await_verdict(self, _: int, state: Unhealthy, event: WorkersEnded) -> Next:
         return AwaitingVerdict(state.round, state.failure), []
 
-    def _join_next_round(self, _: int, state: Stopping, event: WorkersGone) -> Next:
+    def _join_next_round(self, _: int, state: Stopping, event: WorkersEnded) -> Next:
         return Joining(has_begun=True, shortage=state.shortage), [JoinRound()]
 
-    def _finish_exit(self, _: int, state: Exiting, event: WorkersGone) -> Next:
-        exit = state.exit or Exit(event.exit_code, event.reason, event.failure)
+    def _finish_exit(self, _: int, state: Exiting, event: WorkersEnded) -> Next:
+        exit = state.exit or AgentEnd(event.exit_code, event.reason, event.failure)
         if exit.failure and event.failure and _is_same(exit.failure, event.failure):
             # The first report told of the worker's exception; its exit code is known only now.
-            exit = Exit(event.exit_code, exit.reason, event.failure, exit.gave_way)
+            exit = AgentEnd(event.exit_code, exit.reason, event.failure, exit.gave_way)
         return Ended(exit), [exit]
 
     # Endings
 
-    def _exit(self, state: State, exit: Exit, stop: bool = True) -> Next:
+    def _exit(self, state: State, exit: AgentEnd, stop: bool = True) -> Next:
         """Exit, at once or when the workers have ended; without `stop` their end is already under way."""
         if not isinstance(state, WithWorkers):
             return Ended(exit), [exit]
@@ -356,11 +494,11 @@ class Agent:
     def _succeed(self, _: int, state: Succeeded, event: AllSucceeded) -> Next:
         if event.number != state.round.number:
             return state, []
-        return self._exit(state, Exit(0, "all nodes have succeeded"))
+        return self._exit(state, AgentEnd(0, "all nodes have succeeded"))
 
     def _close(self, _: int, state: State, event: JobClosed) -> Next:
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
-        exit = Exit(
+        exit = AgentEnd(
             code,
             event.reason,
             event.failure,
@@ -378,20 +516,20 @@ class Agent:
         match state:
             case Succeeded():
                 text = f"the workers of this node have succeeded; how the other nodes end is not known: {event.reason}"
-                following, effects = self._exit(state, Exit(0, text))
+                following, effects = self._exit(state, AgentEnd(0, text))
                 return following, [AgentNotice(text), *effects]
             case Unhealthy(_, Failure() as failure) | AwaitingVerdict(_, Failure() as failure):
-                return self._exit(state, Exit(_exit_code(failure), event.reason, failure))
+                return self._exit(state, AgentEnd(_exit_code(failure), event.reason, failure))
             case Joining(has_begun=False):
-                return self._exit(state, Exit(UNREACHABLE, event.reason))
+                return self._exit(state, AgentEnd(UNREACHABLE, event.reason))
             case _:
-                return self._exit(state, Exit(FAILED, event.reason))
+                return self._exit(state, AgentEnd(FAILED, event.reason))
 
     def _interrupt(self, _: int, state: Healthy | Unhealthy, event: InterruptAgent) -> Next:
         return Exiting(None, state.round, has_signal=True), [_pass_on(event)]
 
     def _interrupt_and_exit(self, _: int, state: State, event: InterruptAgent) -> Next:
-        exit = Exit(128 + event.signum, event.reason)
+        exit = AgentEnd(128 + event.signum, event.reason)
         if isinstance(state, Stopping):
             return Exiting(exit, has_signal=True), [_pass_on(event)]
         return Ended(exit), [_pass_on(event), exit]
@@ -405,7 +543,7 @@ class Agent:
             return state, []
         if now_ns < shortage.ends_ns:
             return state, [SetAgentTimer(shortage.ends_ns)]
-        following, effects = self._exit(state, Exit(FAILED, shortage.reason))
+        following, effects = self._exit(state, AgentEnd(FAILED, shortage.reason))
         return following, [EndJob(shortage.reason), *effects]
 
     def _leave_barrier(self, now_ns: int, state: Succeeded, event: AgentTimer) -> Next:
@@ -418,7 +556,7 @@ class Agent:
         if event.serves or state.round.group_rank == 0:
             notice = AgentNotice(f"{text}, and go on waiting: they need the store that is here")
             return Succeeded(state.round, leaves_ns=None), [notice]
-        following, effects = self._exit(state, Exit(0, text))
+        following, effects = self._exit(state, AgentEnd(0, text))
         return following, [AgentNotice(text), LeaveJob(text), *effects]
 
     # Notices
@@ -448,11 +586,11 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
     (Ejected, Agent._kill_workers_and_exit, (Exiting,)),
     (Failing, Agent._report_failure, (Healthy,)),
-    (WorkersGone, Agent._judge_workers, (Healthy,)),
-    (WorkersGone, Agent._take_back_success, (Succeeded,)),
-    (WorkersGone, Agent._await_verdict, (Unhealthy,)),
-    (WorkersGone, Agent._join_next_round, (Stopping,)),
-    (WorkersGone, Agent._finish_exit, (Exiting,)),
+    (WorkersEnded, Agent._judge_workers, (Healthy,)),
+    (WorkersEnded, Agent._take_back_success, (Succeeded,)),
+    (WorkersEnded, Agent._await_verdict, (Unhealthy,)),
+    (WorkersEnded, Agent._join_next_round, (Stopping,)),
+    (WorkersEnded, Agent._finish_exit, (Exiting,)),
     (AllSucceeded, Agent._succeed, (Succeeded,)),
     (JobClosed, Agent._close, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
     (RendezvousBroken, Agent._break, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ronde.launch.agent.worker_group import Worker, name_ranks, signal_name
-from ronde.launch.agent.worker_group_events import Finish
+from ronde.launch.agent.worker_group import GroupEnd, Worker, name_ranks, signal_name
 from ronde.rendezvous.membership import Failure
 
 __all__ = ["report", "report_elsewhere", "tracebacks"]
@@ -14,15 +13,15 @@ MOST_TRACEBACKS = 4
 
 
 def report(
-    finish: Finish, workers: Mapping[int, Worker], failure: Failure | None, remark: str = ""
+    end: GroupEnd, workers: Mapping[int, Worker], failure: Failure | None, remark: str = ""
 ) -> list[bytes]:
     """Return the lines: the reason, how the other workers ended, and the last output of the failed worker."""
-    if finish.exit_code == 0:
+    if end.exit_code == 0:
         return []
-    lines = [f"ronde: {finish.reason}{remark}".encode()]
-    others = [worker for rank, worker in sorted(workers.items()) if rank != finish.failed_rank]
-    if fates := _fates(others):
-        lines.append(f"ronde: {fates}".encode())
+    lines = [f"ronde: {end.reason}{remark}".encode()]
+    others = [worker for rank, worker in sorted(workers.items()) if rank != end.failed_rank]
+    if endings := _endings(others):
+        lines.append(f"ronde: {endings}".encode())
     return lines + (_words(failure) if failure else [])
 
 
@@ -69,38 +68,38 @@ def _words(failure: Failure) -> list[bytes]:
     if not failure.details:
         return []
     what = "traceback" if failure.details.startswith("Traceback (") else "last output"
-    lines = _without_bystanders(failure.details.encode(errors="surrogateescape").split(b"\n"))
+    lines = _without_other_threads(failure.details.encode(errors="surrogateescape").split(b"\n"))
     return [f"ronde: the {what} of rank {failure.rank} was:".encode(), *(b"    " + line for line in lines)]
 
 
-def _without_bystanders(lines: list[bytes]) -> list[bytes]:
+def _without_other_threads(lines: list[bytes]) -> list[bytes]:
     """Leave out the stacks that faulthandler prints of threads that did not cause the fatal signal."""
     if not any(line.startswith(b"Current thread 0x") for line in lines):
         return lines
-    kept, is_bystander = [], False
+    kept, is_other = [], False
     for line in lines:
         if line.startswith((b"Thread 0x", b"Extension modules: ")):
-            is_bystander = True
+            is_other = True
         elif not line.startswith(b" "):
-            is_bystander = is_bystander and not line
-        if not is_bystander:
+            is_other = is_other and not line
+        if not is_other:
             kept.append(line)
     return kept
 
 
-def _fates(workers: Iterable[Worker]) -> str:
+def _endings(workers: Iterable[Worker]) -> str:
     """Return how these workers ended, one text for all ranks that ended the same way."""
-    ranks_by_fate: dict[str, list[int]] = {}
+    ranks_by_ending: dict[str, list[int]] = {}
     for worker in workers:
-        ranks_by_fate.setdefault(_fate(worker), []).append(worker.rank)
+        ranks_by_ending.setdefault(_ending(worker), []).append(worker.rank)
     phrases = []
-    for fate, ranks in ranks_by_fate.items():
+    for ending, ranks in ranks_by_ending.items():
         were = "was" if len(ranks) == 1 else "were"
-        phrases.append(f"{name_ranks(ranks)} {fate.format(were=were)}")
+        phrases.append(f"{name_ranks(ranks)} {ending.format(were=were)}")
     return "; ".join(phrases)
 
 
-def _fate(worker: Worker) -> str:
+def _ending(worker: Worker) -> str:
     if worker.returncode is None:
         return "could not be ended"
     if worker.signum:

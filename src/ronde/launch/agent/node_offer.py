@@ -1,19 +1,43 @@
-"""What a node offers when it joins: its addresses, a free port and the user's MASTER_ADDR; and the key of the job."""
+"""What a node offers when it joins a round: its addresses, a free port, the user's MASTER_ADDR, and a store.
+
+The store is the one in which the workers of the round meet, if this node has group rank 0. It has an address at once.
+The server is loaded when the first worker connects, or shortly after the start: a short job that needs no store does
+not wait for one. The key of the job is found here, too.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
+from ronde.launch.loop import Loop, Order
+from ronde.net.addresses import (
+    Address,
+    address_of_interface,
+    address_towards,
+    everywhere,
+    is_loopback,
+    is_ours,
+    listen,
+    resolve,
+)
 from ronde.net.host import host_identity, host_name
-from ronde.process.process_groups import free_port
+from ronde.net.job_keys import find_job_key
+from ronde.process.resources import free_port
 from ronde.rendezvous.membership import Node
 from ronde.values import FLAG
 
+if TYPE_CHECKING:
+    from ronde.stores.server import StoreServer
+
 __all__ = [
+    "RoundStore",
     "describe_node",
     "given_master",
     "has_insecure_key",
@@ -27,7 +51,7 @@ SERVED = ("tcp", "c10d", "static")  # a node serves the store at the endpoint
 LOOPBACK = "127.0.0.1"
 LAST_MOMENTS_NS = 2 * 10**9  # workers of a killed agent may still use the port
 LOOK_AGAIN_S = 0.05
-SOMEWHERE_ELSE = "192.0.2.1"  # reserved (RFC 5737): finding the route there sends nothing
+OTHER_NETWORK = "192.0.2.1"  # no machine has it (RFC 5737): the route to it is the default route
 
 
 def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
@@ -42,8 +66,6 @@ def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
         key = JobKey.from_hex(given) if given else None
     except UsageError as error:
         raise UsageError(f"RONDE_JOB_KEY: {error}") from None
-    from ronde.net.job_keys import find_job_key
-
     return find_job_key(
         f"run {config.rendezvous.run_id}",
         environment,
@@ -63,8 +85,6 @@ def _has_others(config: LaunchConfig) -> bool:
 
 def _is_one_machine(config: LaunchConfig) -> bool:
     """Return whether all nodes are on this machine, because they meet at a loopback address."""
-    from ronde.net.addresses import is_loopback
-
     host = _host_of(config.rendezvous.endpoint)
     return config.rendezvous.backend in SERVED and (host == "localhost" or is_loopback(host))
 
@@ -86,8 +106,6 @@ def own_address(config: LaunchConfig) -> str:
     """
     if config.rendezvous.max_nodes == 1:
         return LOOPBACK
-    from ronde.net.addresses import address_of_interface, is_loopback
-
     if config.local_addr:
         return _numeric(config.local_addr, config.start_timeout_ns)
     if config.interface:
@@ -110,10 +128,8 @@ def _host_of(endpoint: str) -> str:
 
 
 def _towards(host: str, within_ns: int | None = None) -> str:
-    from ronde.net.addresses import address_towards
-
     try:
-        return address_towards(host or SOMEWHERE_ELSE, within_ns)
+        return address_towards(host or OTHER_NETWORK, within_ns)
     except UsageError:
         if host:
             raise
@@ -121,8 +137,6 @@ def _towards(host: str, within_ns: int | None = None) -> str:
 
 
 def _numeric(name: str, within_ns: int) -> str:
-    from ronde.net.addresses import Address, resolve
-
     try:
         return str(resolve(Address(host=name), within_ns)[0].sockaddr[0])
     except OSError as error:
@@ -156,7 +170,7 @@ def given_master(config: LaunchConfig) -> tuple[str | None, int | None]:
     """
     if config.rendezvous.backend != "static":
         return config.master_addr, config.master_port
-    from ronde.rendezvous.store_access import endpoint_of
+    from ronde.rendezvous.store_access import endpoint_of  # with the machines of nodes that meet in a store
 
     address = endpoint_of(config.rendezvous)
     return config.master_addr or address.host, config.master_port or address.port
@@ -167,8 +181,6 @@ def require_free_master_port(config: LaunchConfig) -> None:
     host, port = given_master(config)
     if port is None or config.rendezvous.node_rank > 0:
         return
-    from ronde.net.addresses import Address, everywhere, is_ours, listen, resolve
-
     address = Address(host=host or LOOPBACK, port=port)
     try:
         # Behind a NAT or a service, the address may be this node's for others only.
@@ -186,3 +198,72 @@ def require_free_master_port(config: LaunchConfig) -> None:
             time.sleep(LOOK_AGAIN_S)
         else:
             return
+
+
+MOMENT_NS = 200_000_000
+BACKLOG = 4096
+
+
+class RoundStore:
+    """A store at a numeric TCP address of this host, or at an abstract Unix socket if `host` is empty.
+
+    Each store has a new address. `give_up` gets a sentence when workers can no longer connect. Raises UsageError if
+    this machine does not have the address.
+    """
+
+    def __init__(self, host: str, key: JobKey, loop: Loop, give_up: Callable[[str], object]) -> None:
+        self._key = key
+        self._loop = loop
+        self._give_up = give_up
+        self._problem = ""  # the server's thread sets it before it writes to the eventfd
+        self._problem_fd = -1
+        self._server: StoreServer | None = None
+        self._listener, self.address = _listen_tcp(host) if host else _listen_unix()
+        loop.watch(self._listener.fileno(), Order.NODES, self._serve)
+        loop.set_timer(self, time.monotonic_ns() + MOMENT_NS, self._serve)
+
+    def _serve(self) -> None:
+        from ronde.stores.server import StoreServer
+
+        self._stop_waiting()
+        self._problem_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._loop.watch(self._problem_fd, Order.NODES, self._read_problem)
+        self._server = StoreServer(
+            self.address, self._key, listener=self._listener, give_up=self._report_problem
+        )
+
+    def _report_problem(self, problem: str) -> None:
+        self._problem = problem
+        os.eventfd_write(self._problem_fd, 1)
+
+    def _read_problem(self) -> None:
+        self._loop.unwatch(self._problem_fd)
+        self._give_up(self._problem)
+
+    def _stop_waiting(self) -> None:
+        self._loop.unwatch(self._listener.fileno())
+        self._loop.set_timer(self, None, self._serve)
+
+    def close(self) -> None:
+        """End the store; its content is lost."""
+        if self._server:
+            self._server.close()
+            self._loop.unwatch(self._problem_fd)
+            os.close(self._problem_fd)
+        else:
+            self._stop_waiting()
+            self._listener.close()
+
+
+def _listen_unix() -> tuple[socket.socket, str]:
+    name = f"@ronde-{os.urandom(8).hex()}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name[1:])
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener, f"unix:{name}"
+
+
+def _listen_tcp(host: str) -> tuple[socket.socket, str]:
+    listener, address = listen(Address(host=host), BACKLOG)
+    return listener, str(address)

@@ -21,17 +21,19 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from ronde.environment import environment
 from ronde.errors import UsageError
+from ronde.hidden_modules import describe_hiding
 from ronde.launch.config import Outputs, Std
-from ronde.launch.plan import WorkerPlan
-from ronde.process.disk import Disk
-from ronde.process.error_file import ERROR_FILE, ErrorReport, read_error_file
-from ronde.process.log_files import LogFile, LogWriter
-from ronde.process.output import Digest, OutputStream, Sink, Source, Tail, tail_of_file
+from ronde.launch.launch_plan import WorkerPlan
+from ronde.launch.screen import Digest, OutputStream, Sink, Source, Tail, tail_of_file
+from ronde.process.disk import Disk, LogFile, LogWriter
+from ronde.process.exceptions import ERROR_FILE, ErrorReport, read_error_file
 from ronde.process.process_groups import GroupLeader
 from ronde.process.uncaught import LEAVES_TRACEBACK, POINTER
 from ronde.trusted_files import open_for_writing
@@ -111,11 +113,11 @@ class RunOutputs:
 
         def make() -> str:
             if log_dir is None:
-                return _new_directory(_temporary_place(), "ronde_")
+                return tempfile.mkdtemp(prefix="ronde_", dir=_temporary_place())
             os.makedirs(log_dir, exist_ok=True)
             if self._outputs.by_rank:
                 return os.path.abspath(log_dir)
-            return _new_directory(os.path.abspath(log_dir), run_id.replace(os.sep, "_") + "_")
+            return tempfile.mkdtemp(prefix=run_id.replace(os.sep, "_") + "_", dir=os.path.abspath(log_dir))
 
         try:
             return self._disk.ask(make, os.rmdir if log_dir is None else None)
@@ -169,7 +171,7 @@ class RunOutputs:
                 with suppress(FileNotFoundError):
                     os.unlink(os.path.join(folder, name))
             return
-        _remove(folder)  # an earlier one of this attempt, as torchrun does
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier one of this attempt, as torchrun does
         os.makedirs(folder)
 
     @property
@@ -181,10 +183,7 @@ class RunOutputs:
         """Close the logs, and remove the temporary directory."""
         self.logs.close()
         if self.temporary:
-            _remove(self.temporary)
-
-
-# Like functions of tempfile and shutil, which take longer to load than a worker takes to start.
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def _temporary_place() -> str:
@@ -192,26 +191,8 @@ def _temporary_place() -> str:
     return os.path.abspath(named) if os.path.isdir(named) else "/tmp"
 
 
-def _new_directory(place: str, prefix: str) -> str:
-    """Make a directory that only this user can read. Raises OSError."""
-    path = os.path.join(place, prefix + os.urandom(6).hex())
-    os.mkdir(path, 0o700)
-    return path
-
-
-def _remove(folder: str) -> None:
-    """Remove a directory with everything in it, as far as possible."""
-    for path, folders, files in os.walk(folder, topdown=False):
-        for name in files + folders:
-            inner = os.path.join(path, name)
-            with suppress(OSError):
-                (os.unlink if name in files or os.path.islink(inner) else os.rmdir)(inner)
-    with suppress(OSError):
-        os.rmdir(folder)
-
-
 class WorkerOutput:
-    """The output of one worker: `environment` and `files` for its start, then `streams`, at the end `last_words`."""
+    """The output of one worker: `environment` and `files` for its start, then `streams`, at the end `last_output`."""
 
     def __init__(
         self,
@@ -339,7 +320,7 @@ class WorkerOutput:
         except OSError:
             return []
 
-    def last_words(self) -> list[bytes]:
+    def last_output(self) -> list[bytes]:
         """Return the last output of a failed worker for the report, the traceback at the end."""
         lines = self.last_lines()
         error = self.error()
@@ -377,8 +358,6 @@ def _hint(lines: list[bytes]) -> list[bytes]:
     text = b"\n".join(lines).decode(errors="replace")
     if "Error: " not in text:
         return []
-    from ronde.hidden_modules import describe_hiding  # only after a failure
-
     hint = describe_hiding(text)
     return [hint.encode(errors="backslashreplace")] if hint and hint not in text else []
 

@@ -1,34 +1,40 @@
 """Starts the workers of one node: with their output, on their cores, as new processes or from a template.
 
-An agent has one starter, and its supervisors ask it for one worker after the other. If workers may have to start again,
-`prepare_template` makes a template meanwhile; without a usable template each worker is a new process.
+An agent has one starter, and asks it for one worker after the other. If workers may have to start again,
+`prepare_template` makes a template meanwhile; without a usable template each worker is a new process. `shares` chooses
+the processors to which each worker is bound, so that workers share no caches or memory nodes.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import NamedTuple, TypedDict
 
 from ronde.launch.agent.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.config import Binding, LaunchConfig
-from ronde.launch.plan import WorkerPlan
+from ronde.launch.launch_plan import WorkerPlan
+from ronde.launch.templates.template import Template, command_of, keep_template, take_template
 from ronde.net.host import host_name
-from ronde.process.guard import Guard
-from ronde.process.log_files import LogWriter
-from ronde.process.process_groups import GroupLeader, Process, SignalInbox, is_in_background
+from ronde.process.disk import LogWriter
+from ronde.process.process_groups import GroupLeader, Guard, Process, is_in_background
+from ronde.process.resources import usable_core_numbers
+from ronde.process.signals import SignalInbox
 from ronde.process.uncaught import Announcements
 
-if TYPE_CHECKING:
-    from ronde.launch.templates.template import Template
-
-__all__ = ["Starter"]
+__all__ = [
+    "Core",
+    "Starter",
+    "shares",
+    "usable_machine",
+]
 
 IMPORTS_NS = 120 * 10**9  # how long workers wait for a template that --start-method asks for
 HEAD_START_NS = 5 * 10**9  # how long others wait at most
 
 
-class _Wishes(TypedDict):
+class _StartOptions(TypedDict):
     stdout: int | None
     stderr: int | None
     keep: Sequence[int]
@@ -91,10 +97,10 @@ class Starter:
         with output.files() as (stdout, stderr):
             reads = self._reads and worker.index == 0 and not is_in_background(0)
             keep = (*self._keep, self.announcements.worker_fd, *([0] if reads else []))
-            wishes = _Wishes(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores(worker))
-            process = self._from_template(worker.argv, environment, wishes, signals)
+            options = _StartOptions(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores(worker))
+            process = self._from_template(worker.argv, environment, options, signals)
             if process is None:
-                process = Process(worker.argv, environment, **wishes)
+                process = Process(worker.argv, environment, **options)
         process.guard = self._guard
         self._guard.add(process.pid)
         return process, output
@@ -104,8 +110,6 @@ class Starter:
         binding = self._spec.binding
         if binding is Binding.NONE:
             return None
-        from ronde.launch.agent.core_binding import shares, usable_machine  # only for jobs that want it
-
         local_size = int(worker.environment["LOCAL_WORLD_SIZE"])
         return shares(binding, local_size, usable_machine())[worker.local_rank]
 
@@ -127,14 +131,10 @@ class Starter:
         """Begin to make a template for such workers, if the user wants one and the command allows it."""
         if self._template is not None or self._spec.preload == ():
             return
-        from ronde.launch.templates.template import Template, command_of  # only for jobs that may need it
-
         if command_of(worker.argv) is None:
             return
         environment = {**self._environment, **worker.environment}
         if self._spec.keeps_template:
-            from ronde.launch.templates.kept import take_template
-
             self._template = take_template(worker.argv, environment, self._spec.preload)
             if self._template is not None:
                 return
@@ -144,12 +144,16 @@ class Starter:
             self._complain(f"there is no template for restarts: {error.strerror or error}")
 
     def _from_template(
-        self, argv: Sequence[str], environment: Mapping[str, str], wishes: _Wishes, signals: SignalInbox
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        options: _StartOptions,
+        signals: SignalInbox,
     ) -> GroupLeader | None:
         template = self._template
         if template is None:
             return None
-        process = template.start_worker(argv, environment, signals=signals, **wishes)
+        process = template.start_worker(argv, environment, signals=signals, **options)
         if template.problem and not self._said:
             self._said = True
             self._complain(f"workers import modules themselves, without the template: {template.problem}")
@@ -163,8 +167,6 @@ class Starter:
     def end_successfully(self) -> None:
         """Keep the template for the next job of this process if the configuration says so. Call this before `close`."""
         if self._spec.keeps_template and self._template is not None and self._template.is_ready():
-            from ronde.launch.templates.kept import keep_template
-
             keep_template(self._template)
             self._template = None
 
@@ -175,3 +177,62 @@ class Starter:
         self.announcements.close()
         self._guard.close()
         self._outputs.close()
+
+
+_CORES = "/sys/devices/system/cpu"
+
+
+class Core(NamedTuple):
+    """A processor as the kernel counts them; sorted, those that are near each other are neighbours.
+
+    Hardware threads of one `physical` core share its caches; cores of one NUMA `node` share its memory.
+    """
+
+    node: int
+    package: int
+    physical: int
+    number: int
+
+
+def shares(binding: Binding, workers: int, cores: Sequence[Core]) -> list[frozenset[int] | None]:
+    """Return the processors of each local rank; None for all.
+
+    CORES: shares as equal as possible; if there are more workers than processors, several workers share one. NUMA: all
+    processors of one node; neighbouring ranks are on the same node.
+    """
+    if binding is Binding.NONE:
+        return [None] * workers
+    if binding is Binding.NUMA:
+        nodes: dict[int, set[int]] = {}
+        for core in sorted(cores):
+            nodes.setdefault(core.node, set()).add(core.number)
+        by_node = list(nodes.values())
+        return [frozenset(by_node[rank * len(by_node) // workers]) for rank in range(workers)]
+    numbers = [core.number for core in sorted(cores)]
+    firsts = [rank * len(numbers) // workers for rank in range(workers + 1)]
+    return [frozenset(numbers[first : max(next_, first + 1)]) for first, next_ in zip(firsts, firsts[1:])]
+
+
+def usable_machine() -> list[Core]:
+    """Return the processors on which this process may run."""
+    return [
+        Core(_node_of(number), _number(number, "physical_package_id"), _number(number, "core_id"), number)
+        for number in usable_core_numbers()
+    ]
+
+
+def _node_of(number: int) -> int:
+    """Return the NUMA node of a processor; 0 if the kernel does not report it."""
+    try:
+        names = os.listdir(f"{_CORES}/cpu{number}")
+    except OSError:
+        return 0
+    return next((int(name[4:]) for name in names if name.startswith("node") and name[4:].isdecimal()), 0)
+
+
+def _number(number: int, name: str) -> int:
+    try:
+        with open(f"{_CORES}/cpu{number}/topology/{name}") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return 0

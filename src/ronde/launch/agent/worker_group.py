@@ -12,15 +12,15 @@ Rules
    failed as soon as it announces an exception, even if it then exits with 0.
 3. After the first failure the others have a grace period: most notice the failure within a second, and their output
    helps to explain it. Those that remain get SIGTERM, and after the patience SIGKILL. If all workers start again
-   (`Policy.hurry`), the grace period ends with the cause.
+   (`Policy.starts_again`), the grace period ends with the cause.
    A worker that has announced an exception joins threads and runs its exit handlers, which may save something. The
    grace period lasts until it has ended, but not beyond the farewell, and another reason to stop does not signal it.
    It lasts as long for a worker that has left the other ranks while another one blames a peer: its exit code is known
    only when its exit handlers have run, for example after `sys.exit(3)`.
-4. An interrupt (a signal to the supervisor) is forwarded at once. SIGKILL follows after the farewell, in which workers
+4. An interrupt (a signal to the agent) is forwarded at once. SIGKILL follows after the farewell, in which workers
    may save their state; after an interrupt typed at a terminal (Ctrl-C, Ctrl-\), where the user waits, it follows after
    the patience. A second, typed interrupt kills at once. The exit code is 128 + signal, unless a worker failed before.
-   Later failures do not count. SIGPIPE (the supervisor's output is broken) is forwarded as SIGTERM, because Python
+   Later failures do not count. SIGPIPE (the agent's output is broken) is forwarded as SIGTERM, because Python
    ignores SIGPIPE.
 5. A worker is gone when its process has exited and no process of its group is left. Processes that outlive the last
    worker have a second to end, as helpers of Python's multiprocessing do; then they are ended like workers that outlive
@@ -49,37 +49,199 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ronde.launch.agent.worker_group_events import (
-    Effect,
-    Event,
-    Exited,
-    Finish,
-    GroupTimer,
-    InterruptGroup,
-    NotStarted,
-    SetGroupTimer,
-    SignalWorkers,
-    Started,
-    StopGroup,
-    Vacated,
-    WorkerJoined,
-    WorkerJoins,
-    WorkerLeft,
-    WorkerMissed,
-    WorkerRaised,
-    WorkerReplaced,
-)
-
 __all__ = [
     "HASTY",
     "TYPED",
     "Absent",
+    "Effect",
+    "Event",
+    "Exited",
+    "GroupEnd",
+    "GroupTimer",
+    "InterruptGroup",
+    "NotStarted",
     "Policy",
+    "SetGroupTimer",
+    "SignalWorkers",
+    "Started",
+    "StopGroup",
+    "Vacated",
     "Worker",
     "WorkerGroup",
+    "WorkerJoined",
+    "WorkerJoins",
+    "WorkerLeft",
+    "WorkerMissed",
+    "WorkerRaised",
+    "WorkerReplaced",
     "describe_interrupt",
     "name_ranks",
 ]
+
+
+@dataclass(frozen=True)
+class Started:
+    """The worker's process runs."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """The worker's process cannot start; the shell starts no further ones."""
+
+    rank: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The worker's own process ended.
+
+    `returncode`: its exit code, or minus the signal that killed it. `blames_peer`: its error reports a lost rank.
+    `leftovers`: processes of its group are left, whose end `Vacated` reports. `raised_ns`: the time of the exception
+    that ended it, on a clock that all workers share; 0: unknown.
+    """
+
+    rank: int
+    returncode: int
+    blames_peer: bool = False
+    leftovers: bool = False
+    raised_ns: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerRaised:
+    """The worker has announced an uncaught exception and is about to end, which may take long.
+
+    `what`: the exception; the rest is as in `Exited`.
+    """
+
+    rank: int
+    what: str
+    blames_peer: bool = False
+    raised_ns: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerLeft:
+    """The worker has left the other ranks, and may take long to end. Its exit code is not known yet."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class WorkerJoins:
+    """The worker has come to an epoch of the world of all ranks. It cannot have joined before all of them have come."""
+
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    """The worker has joined the world of the epoch to which it came, or has given up."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class WorkerReplaced:
+    """The worker has lost its connections to the other ranks without leaving them: its process runs another program.
+
+    `program`: the words that started it.
+    """
+
+    rank: int
+    program: str
+
+
+@dataclass(frozen=True)
+class WorkerMissed:
+    """A rank of another node waits in `ronde.init` for this worker, which has ended with exit code 0.
+
+    `by`: the rank that waits. The only event that may come after `GroupEnd`: it takes back one of exit code 0.
+    """
+
+    rank: int
+    by: int
+
+
+@dataclass(frozen=True)
+class Vacated:
+    """The last process of an exited worker's group is gone."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class InterruptGroup:
+    """The agent received a signal that ends the job."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class StopGroup:
+    """The agent ends these workers; `at_once`: by SIGKILL, without SIGTERM."""
+
+    reason: str
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class GroupTimer:
+    """The time of the last `SetGroupTimer` has come, or the shell woke up early."""
+
+
+Event = (
+    Started
+    | NotStarted
+    | WorkerRaised
+    | WorkerJoins
+    | WorkerJoined
+    | WorkerLeft
+    | WorkerMissed
+    | WorkerReplaced
+    | Exited
+    | Vacated
+    | InterruptGroup
+    | StopGroup
+    | GroupTimer
+)
+
+
+@dataclass(frozen=True)
+class SignalWorkers:
+    """Send the signal to all processes of these ranks' groups; `reason` is for the user."""
+
+    ranks: tuple[int, ...]
+    signum: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SetGroupTimer:
+    """Send `GroupTimer` at this time; it replaces any earlier one."""
+
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """The run is over; the report shows the last output of `failed_rank`.
+
+    After a `GroupEnd` with exit code 0, a `WorkerMissed` may cause a second one, with the failure.
+    """
+
+    exit_code: int
+    reason: str
+    failed_rank: int | None = None
+
+
+Effect = SignalWorkers | SetGroupTimer | GroupEnd
+
 
 GRACE_NS, PATIENCE_NS, FAREWELL_NS = 3 * 10**9, 5 * 10**9, 30 * 10**9
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
@@ -101,13 +263,13 @@ _SIGNAL_NAMES = {
 class Policy:
     """Time limits: `grace_ns` for workers to notice a failure, `patience_ns` from SIGTERM to SIGKILL.
 
-    `hurry`: the workers start again, so the supervisor does not wait for their output. `stop_signum`: the signal that
+    `starts_again`: the workers start again, so the agent does not wait for their output. `stop_signum`: the signal that
     asks them to end. `farewell_ns`: how long workers may take to end after a signal from outside that was not typed.
     """
 
     grace_ns: int = GRACE_NS
     patience_ns: int = PATIENCE_NS
-    hurry: bool = False
+    starts_again: bool = False
     stop_signum: int = SIGTERM
     farewell_ns: int = FAREWELL_NS
 
@@ -140,7 +302,7 @@ class Worker:
     is_joining: bool = False  # it waits in `ronde.init` for the others
     missed_by: tuple[int, ...] = ()  # the ranks that wait for it, although it has ended with exit code 0
     program: str = ""  # by which it has replaced its own, without leaving the others
-    signum: int = 0  # the last signal that it got from the supervisor while its process ran
+    signum: int = 0  # the last signal that it got from the agent while its process ran
     problem: str = ""  # why it could not start
 
     @property
@@ -150,7 +312,7 @@ class Worker:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether it has ended with exit code 0, without a signal of the supervisor."""
+        """Whether it has ended with exit code 0, without a signal of the agent."""
         return self.gone and self.returncode == 0 and not self.raised and not self.signum
 
     @property
@@ -165,7 +327,7 @@ class Worker:
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether it failed before the supervisor sent it a signal."""
+        """Whether it failed before the agent sent it a signal."""
         return bool(self.raised or self.missed_by or self.program) or (
             self.returncode not in (None, 0) and not self.signum
         )
@@ -174,7 +336,7 @@ class Worker:
     def exit_code(self) -> int:
         """Its exit code, or minus the signal that killed it.
 
-        1 if it raised and then ended with 0 or by a signal, or if others wait for it in vain or have lost it.
+        1 if it raised and then ended with 0 or by a signal, or if others wait for it after its end or have lost it.
         """
         if self.missed_by or ((self.raised or self.program) and (self.signum or not self.returncode)):
             return UNCAUGHT
@@ -385,7 +547,7 @@ class WorkerGroup:
         self._failed = worker
         if self._phase >= GroupPhase.STOPPING:
             return []
-        if self._policy.hurry and not worker.blames_peer and not worker.is_ending:
+        if self._policy.starts_again and not worker.blames_peer and not worker.is_ending:
             return self._stop(now_ns, self._asking, f"rank {worker.rank} failed", spare=True)
         if self._phase < GroupPhase.GRACE:
             self._grace_since_ns = now_ns
@@ -474,14 +636,14 @@ class WorkerGroup:
         self._deadline_ns = now_ns + given_ns
         return [SetGroupTimer(self._deadline_ns)]
 
-    def _finish(self, remark: str) -> Finish:
+    def _finish(self, remark: str) -> GroupEnd:
         self._phase = GroupPhase.FINISHED
         if failed := self._failed:
             code = failed.exit_code
-            return Finish(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
+            return GroupEnd(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
         if self._interrupt:
-            return Finish(128 + self._interrupt, describe_interrupt(self._interrupt) + remark)
-        return Finish(0, f"{name_ranks(self.workers)} succeeded{remark}")
+            return GroupEnd(128 + self._interrupt, describe_interrupt(self._interrupt) + remark)
+        return GroupEnd(0, f"{name_ranks(self.workers)} succeeded{remark}")
 
 
 def describe_interrupt(signum: int) -> str:

@@ -22,8 +22,7 @@ from typing import IO
 from ronde.launch.driver.agent_streams import AgentStreams
 from ronde.launch.driver.assignment import HELLO, Assignment, DaemonOrder, hello
 from ronde.launch.loop import Loop, Order
-from ronde.launch.screen import Screen
-from ronde.process.output import LineSplitter, OutputStream, Piece, Sink, Source, Tail
+from ronde.launch.screen import LineSplitter, OutputStream, Piece, Screen, Sink, Source, Tail
 
 __all__ = ["AgentProcess", "Chorus", "AgentPhase"]
 

@@ -26,8 +26,8 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, Streams
 from ronde.net.descriptors import raise_descriptor_limit
 from ronde.process.disk import Disk
-from ronde.process.error_file import ERROR_FILE, hand_up
-from ronde.process.process_groups import SignalInbox
+from ronde.process.exceptions import ERROR_FILE, hand_up
+from ronde.process.signals import SignalInbox
 from ronde.rendezvous.membership import Failure
 
 __all__ = ["Driver", "JobEnd"]

@@ -21,8 +21,8 @@ from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerS
 from ronde.launch.driver.driver import Driver, JobEnd
 from ronde.launch.driver.task_agents import TaskAgents
 from ronde.launch.driver.transfer import JobMemory, fetch_result
+from ronde.launch.screen import claim_standard_streams
 from ronde.net.authentication import SECRET
-from ronde.process.output import claim_standard_streams
 from ronde.rendezvous.membership import Failure
 from ronde.stores.base import Store
 from ronde.values import PROTECTION

@@ -28,8 +28,8 @@ from ronde.launch.driver.driver import Driver
 from ronde.launch.driver.job_store import reachable_addresses, serve_store, tcp_addresses
 from ronde.launch.driver.ring import RingPlan, plan_ring
 from ronde.launch.host_list import Host, describe
+from ronde.launch.screen import claim_standard_streams
 from ronde.net.addresses import addresses_here
-from ronde.process.output import claim_standard_streams
 from ronde.stores.tcp import StoreClient
 
 __all__ = ["run_hosts"]

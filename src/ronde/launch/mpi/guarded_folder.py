@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ronde.process.guard import Guard
+from ronde.process.process_groups import Guard
 
 __all__ = ["guarded_folder"]
 

@@ -1,12 +1,14 @@
 """A template of workers: a process that has done their imports, and forks (`zygote.py`).
 
 It spares restarted workers their imports. The template serves commands that run Python on a script or module. If it is
-unfit (its imports start threads), slow or broken, the caller starts a new process instead.
+unfit (its imports start threads), slow or broken, the caller starts a new process instead. This process can keep one
+template for its next job, whose first workers then need no imports either.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import select
 import socket
@@ -15,9 +17,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO
 
-from ronde.process.process_groups import GroupLeader, Process, SignalInbox
+from ronde.process.process_groups import GroupLeader, Process
+from ronde.process.signals import SignalInbox
 
-__all__ = ["Template", "command_of"]
+__all__ = [
+    "Template",
+    "close_kept_template",
+    "command_of",
+    "keep_template",
+    "take_template",
+]
 
 _PROGRAM = os.path.join(os.path.dirname(__file__), "zygote.py")
 START_NS = 15 * 10**9  # how long a fork may take on a busy machine
@@ -139,20 +148,18 @@ class Template:
         }
         worker = _Forked(stdout, stderr)
         try:
-            import pickle  # slow to load, and only restarts need it
-
             with _memory_file(pickle.dumps(request)) as body:
-                fds = [body.fileno(), *worker.theirs, *keep]
+                fds = [body.fileno(), *worker.worker_ends, *keep]
                 socket.send_fds(self._control, [b"F"], fds)
             answer = self._receive(time.monotonic_ns() + START_NS, signals)
         except InterruptedError:
-            worker.close_theirs()
+            worker.close_worker_ends()
             worker.close()
             self._give_up("it had not forked when a signal came")
             raise
         except OSError as error:
             answer = f"E{error.strerror or error}"
-        worker.close_theirs()
+        worker.close_worker_ends()
         if answer is not None and answer.startswith("S"):
             worker.pid = int(answer[1:])
             return worker
@@ -180,7 +187,7 @@ class Template:
         while ready := poll.poll(max(0, deadline_ns - time.monotonic_ns()) / 1e6):
             if self._control.fileno() in (fd for fd, _ in ready):
                 break
-            if signals is not None and signals.has_mail():
+            if signals is not None and signals.has_signals():
                 raise InterruptedError
         else:
             return None
@@ -227,7 +234,7 @@ class _Forked(GroupLeader):
         self.stderr, err = self._stream(stderr)
         self.pidfd, status = os.pipe2(os.O_CLOEXEC)
         self._made.append(status)
-        self.theirs = (out, err, status)
+        self.worker_ends = (out, err, status)
 
     def _stream(self, fd: int | None) -> tuple[IO[bytes] | None, int]:
         if fd is not None:
@@ -236,7 +243,7 @@ class _Forked(GroupLeader):
         self._made.append(writer)
         return os.fdopen(reader, "rb", buffering=0), writer
 
-    def close_theirs(self) -> None:
+    def close_worker_ends(self) -> None:
         for fd in self._made:
             os.close(fd)
 
@@ -260,3 +267,41 @@ def _memory_file(data: bytes) -> IO[bytes]:
     file.flush()
     file.seek(0)
     return file
+
+
+# The template that this process keeps for its next job, one at most. A template ends with the thread that made it, so
+# only the main thread calls these.
+_kept: list[Template] = []
+
+
+def keep_template(template: Template) -> None:
+    """Keep a template without workers for `take_template`, instead of the one that was kept before."""
+    close_kept_template()
+    _kept.append(template)
+
+
+def take_template(
+    argv: Sequence[str], environment: Mapping[str, str], modules: Sequence[str] | None
+) -> Template | None:
+    """Return the kept template, which the caller then owns; None if there is none that can fork such workers.
+
+    `modules`: what they import. A template that cannot is closed.
+    """
+    if _kept and _kept[0].can_serve(argv, environment, modules):
+        return _kept.pop()
+    close_kept_template()
+    return None
+
+
+def close_kept_template() -> None:
+    """End the kept template, if there is one."""
+    while _kept:
+        _kept.pop().close()
+
+
+def _forget_in_child() -> None:
+    while _kept:
+        _kept.pop().leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

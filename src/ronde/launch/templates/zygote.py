@@ -238,12 +238,8 @@ def end_by_exception(error: BaseException) -> NoReturn:
     error.__traceback__ = trace
     sys.excepthook(type(error), error, trace)
     if isinstance(error, KeyboardInterrupt):
-        import atexit
-
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        sys.excepthook = lambda *_: None  # it has been shown
+        raise error  # the interpreter ends, and then this process dies by SIGINT
     sys.exit(1)
 
 
@@ -254,16 +250,16 @@ if __name__ == "__main__":
         sys.path[0] = folder_of(words)
     control_socket = socket.socket(fileno=int(control_fd))
     control_socket.set_inheritable(False)
-    went = import_modules(modules, words)
+    summary = import_modules(modules, words)
     reason = why_unfit()
-    control_socket.send((f"N{reason}" if reason else f"R{went}").encode())
+    control_socket.send((f"N{reason}" if reason else f"R{summary}").encode())
     if reason:
         os._exit(0)
     gc.collect()
     gc.freeze()  # collections in the workers then leave shared pages alone
-    wish = Zygote(control_socket).fork_workers()
+    request = Zygote(control_socket).fork_workers()
     try:
-        run_command(wish)
+        run_command(request)
     except SystemExit:
         raise
     except BaseException as caught:

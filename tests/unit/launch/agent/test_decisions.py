@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ronde.launch.agent import decisions as machine
-from ronde.launch.agent.decisions import TRANSITIONS, Agent, WorkerState
-from ronde.launch.agent.events import (
+from ronde.launch.agent.decisions import (
+    TRANSITIONS,
+    Agent,
+    AgentEnd,
     AgentNotice,
     AgentTimer,
     Effect,
     EndJob,
     Event,
-    Exit,
     Failing,
     InterruptAgent,
     JoinRound,
@@ -28,7 +29,8 @@ from ronde.launch.agent.events import (
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
-    WorkersGone,
+    WorkersEnded,
+    WorkerState,
 )
 from ronde.rendezvous.membership import (
     AllSucceeded,
@@ -88,35 +90,35 @@ def running(nodes: int = 2, restarts: int = 2, used: int = 0, group_rank: int = 
 
 def test_a_job_that_succeeds() -> None:
     story = running()
-    assert story.at(5, WorkersGone(0, "")) == [ReportSuccess(), SetAgentTimer(5 + BARRIER_NS)]
+    assert story.at(5, WorkersEnded(0, "")) == [ReportSuccess(), SetAgentTimer(5 + BARRIER_NS)]
     assert story.agent.state is WorkerState.SUCCEEDED
-    assert story.at(9, AllSucceeded(0)) == [Exit(0, "all nodes have succeeded")]
+    assert story.at(9, AllSucceeded(0)) == [AgentEnd(0, "all nodes have succeeded")]
 
 
 def test_the_exit_barrier_ends() -> None:
     story = running()
-    story.at(5, WorkersGone(0, ""))
+    story.at(5, WorkersEnded(0, ""))
     assert story.at(6, AgentTimer()) == [SetAgentTimer(5 + BARRIER_NS)]
     leave, exit = story.at(5 + BARRIER_NS, AgentTimer())
     assert isinstance(leave, LeaveJob)
-    assert isinstance(exit, Exit)
-    assert exit.code == 0
+    assert isinstance(exit, AgentEnd)
+    assert exit.exit_code == 0
 
 
 @pytest.mark.parametrize(("group_rank", "serves"), [(0, False), (1, True)])
 def test_whose_store_others_need_waits_for_them_as_long_as_they_live(group_rank: int, serves: bool) -> None:
     story = running(group_rank=group_rank)
-    story.at(5, WorkersGone(0, ""))
+    story.at(5, WorkersEnded(0, ""))
     assert story.at(5 + BARRIER_NS, AgentTimer(serves)) == []
     assert story.at(5 + 10 * BARRIER_NS, AgentTimer(serves)) == []
-    assert story.after(AllSucceeded(0)) == [Exit(0, "all nodes have succeeded")]
+    assert story.after(AllSucceeded(0)) == [AgentEnd(0, "all nodes have succeeded")]
 
 
 def test_who_is_not_needed_says_so() -> None:
     said, exit = Agent(Budget(), BARRIER_NS).step(0, JobClosed("the job has completed", completed=True))
     assert said == AgentNotice("the job has completed; this node was not needed")
-    assert isinstance(exit, Exit)
-    assert exit.code == 0
+    assert isinstance(exit, AgentEnd)
+    assert exit.exit_code == 0
 
 
 def test_a_node_for_which_the_job_was_full_names_the_id() -> None:
@@ -124,13 +126,13 @@ def test_a_node_for_which_the_job_was_full_names_the_id() -> None:
     said, exit = Agent(Budget(), BARRIER_NS).step(0, closed)
     assert isinstance(said, AgentNotice)
     assert "since the job was full: start a job of its own with another id (--rdzv-id)" in said.text
-    assert isinstance(exit, Exit)
+    assert isinstance(exit, AgentEnd)
     assert exit.is_surplus
 
 
 def test_who_succeeded_starts_again_if_the_round_ends() -> None:
     story = running()
-    story.after(WorkersGone(0, ""))
+    story.after(WorkersEnded(0, ""))
     assert story.after(RoundEnded(0, WorkerFailed(OTHERS))) == [JoinRound()]
     assert story.after(RoundBegan(a_round(1, restarts=1))) == [
         StartWorkers(a_round(1, restarts=1), again=True)
@@ -144,13 +146,13 @@ def test_a_failure_is_told_at_once_and_the_workers_start_again_when_all_are_gone
     assert story.agent.state is WorkerState.UNHEALTHY
     ended = story.after(RoundEnded(0, WorkerFailed(OURS)))
     assert [type(effect) for effect in ended] == [StopWorkers]
-    assert story.after(WorkersGone(137, "", OURS)) == [JoinRound()]
+    assert story.after(WorkersEnded(137, "", OURS)) == [JoinRound()]
 
 
 def test_the_answer_to_a_failure_may_come_after_the_workers_are_gone() -> None:
     story = running()
     story.after(Failing(OURS))
-    assert story.after(WorkersGone(137, "", OURS)) == []
+    assert story.after(WorkersEnded(137, "", OURS)) == []
     assert story.agent.state is WorkerState.FAILED
     assert story.after(RoundEnded(0, WorkerFailed(OURS))) == [JoinRound()]
 
@@ -159,7 +161,7 @@ def test_the_last_failure_leaves_the_others_their_grace() -> None:
     story = running(restarts=0)
     story.after(Failing(OURS))
     assert story.after(JobClosed("no restart is left", OURS)) == []
-    assert story.after(WorkersGone(137, "", OURS)) == [Exit(137, "no restart is left", OURS)]
+    assert story.after(WorkersEnded(137, "", OURS)) == [AgentEnd(137, "no restart is left", OURS)]
 
 
 def test_the_exit_code_is_that_with_which_the_worker_ends_after_its_exception() -> None:
@@ -168,51 +170,51 @@ def test_the_exit_code_is_that_with_which_the_worker_ends_after_its_exception() 
     raised, ended = replace(OURS, exit_code=1), replace(OURS, exit_code=5)
     story.after(Failing(raised))
     assert story.after(JobClosed("no restart is left", raised)) == []
-    assert story.after(WorkersGone(5, "", ended)) == [Exit(5, "no restart is left", ended)]
+    assert story.after(WorkersEnded(5, "", ended)) == [AgentEnd(5, "no restart is left", ended)]
 
 
 def test_where_nodes_can_be_replaced_a_failure_takes_its_node_away() -> None:
-    last = Exit(137, OURS.message, OURS, gave_way=True)
+    last = AgentEnd(137, OURS.message, OURS, gave_way=True)
     story = Story(1, gives_way=True)
     story.at(0, RoundBegan(a_round(restarts=1)))
     assert story.at(1, Failing(OURS)) == [ReportFailure(OURS)]
     assert story.at(1, Ejected("it left")) == [LeaveJob(OURS.message)]
-    assert story.at(2, WorkersGone(137, OURS.message, OURS)) == [last]
+    assert story.at(2, WorkersEnded(137, OURS.message, OURS)) == [last]
     sudden = Story(0, gives_way=True)
     sudden.at(0, RoundBegan(a_round()))
-    assert sudden.at(1, WorkersGone(137, OURS.message, OURS)) == [ReportFailure(OURS)]
+    assert sudden.at(1, WorkersEnded(137, OURS.message, OURS)) == [ReportFailure(OURS)]
     assert sudden.at(1, Ejected("it left")) == [last]
 
 
 def test_a_node_takes_back_that_its_workers_have_succeeded() -> None:
     """A rank of another node waits for one of them."""
     story = running()
-    assert ReportSuccess() in story.after(WorkersGone(0, ""))
-    assert story.after(WorkersGone(1, OURS.message, OURS)) == [ReportFailure(OURS)]
-    assert story.after(JobClosed("no restart is left", OURS)) == [Exit(137, "no restart is left", OURS)]
+    assert ReportSuccess() in story.after(WorkersEnded(0, ""))
+    assert story.after(WorkersEnded(1, OURS.message, OURS)) == [ReportFailure(OURS)]
+    assert story.after(JobClosed("no restart is left", OURS)) == [AgentEnd(137, "no restart is left", OURS)]
 
 
 def test_whose_failure_was_not_the_first_stays() -> None:
     story = Story(0, gives_way=True)
-    assert story.after(RoundBegan(a_round()), WorkersGone(1, OURS.message, OURS)) == [ReportFailure(OURS)]
+    assert story.after(RoundBegan(a_round()), WorkersEnded(1, OURS.message, OURS)) == [ReportFailure(OURS)]
     assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "it left"))) == [JoinRound()]
 
 
 def test_a_failure_elsewhere_ends_our_workers_at_once() -> None:
     story = running()
     assert story.after(JobClosed("no restart is left", OTHERS)) == [StopWorkers("no restart is left")]
-    assert story.after(WorkersGone(143, "")) == [Exit(7, "no restart is left", OTHERS)]
+    assert story.after(WorkersEnded(143, "")) == [AgentEnd(7, "no restart is left", OTHERS)]
 
 
 def test_a_closed_job_turns_newcomers_away() -> None:
-    assert Story().after(JobClosed("it is over")) == [Exit(1, "it is over", is_closed=True)]
-    assert Story().after(JobClosed("it is done", completed=True)) == [Exit(0, "it is done")]
+    assert Story().after(JobClosed("it is over")) == [AgentEnd(1, "it is over", is_closed=True)]
+    assert Story().after(JobClosed("it is done", completed=True)) == [AgentEnd(0, "it is done")]
 
 
 def test_who_lost_a_peer_is_told_of_when_no_better_cause_has_come() -> None:
     lost = replace(OURS, blames_peer=True)
     story = running()
-    assert story.after(WorkersGone(1, "", lost)) == [ReportFailure(lost)]
+    assert story.after(WorkersEnded(1, "", lost)) == [ReportFailure(lost)]
     assert story.after(RoundEnded(0, NodesLost(NODES[1:2], "host1 is gone"))) == [JoinRound()]
 
 
@@ -222,12 +224,12 @@ def test_lost_and_waiting_nodes_start_a_new_round() -> None:
         assert [type(effect) for effect in story.after(RoundEnded(0, cause))] == [StopWorkers]
         assert story.agent.state is WorkerState.STOPPED
         # Workers that end well when they are asked to stop have not succeeded.
-        assert story.after(WorkersGone(0, "")) == [JoinRound()]
+        assert story.after(WorkersEnded(0, "")) == [JoinRound()]
 
 
 def test_an_ended_round_does_not_touch_a_later_one() -> None:
     story = running()
-    story.after(RoundEnded(0, NodesWaiting(1)), WorkersGone(0, ""), RoundBegan(a_round(1)))
+    story.after(RoundEnded(0, NodesWaiting(1)), WorkersEnded(0, ""), RoundBegan(a_round(1)))
     assert story.after(RoundEnded(0, NodesWaiting(1))) == []
     assert story.agent.state is WorkerState.HEALTHY
 
@@ -236,32 +238,32 @@ def test_a_loss_that_nobody_makes_good_ends_the_job() -> None:
     """As under Slurm, which starts no task again: two of three nodes are enough, one is not."""
     story = Story(supply=3, least=2)
     story.after(RoundBegan(a_round(nodes=3)))
-    assert story.after(RoundEnded(0, NodesLost(NODES[2:], "host2 is gone")), WorkersGone(1, "")) == [
+    assert story.after(RoundEnded(0, NodesLost(NODES[2:], "host2 is gone")), WorkersEnded(1, "")) == [
         JoinRound()
     ]
     story.after(RoundBegan(a_round(1)))
     timer, stop = story.at(0, RoundEnded(1, NodesLost(NODES[:1], "host0 is gone")))[::-1]
     assert isinstance(timer, SetAgentTimer)
     assert stop == StopWorkers("the round is over")
-    assert story.after(WorkersGone(143, "ended")) == [JoinRound()]
+    assert story.after(WorkersEnded(143, "ended")) == [JoinRound()]
     end, *rest = story.at(timer.at_ns, AgentTimer())
     assert isinstance(end, EndJob)
     assert end.reason == (
         "host0 is gone, and nobody starts it again: 1 of 3 nodes is left, and the job needs 2 "
         "(--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer)"
     )
-    assert rest == [Exit(1, end.reason)]
+    assert rest == [AgentEnd(1, end.reason)]
 
 
 def test_a_signal_during_a_shortage_is_the_reason_of_the_end() -> None:
     story = Story(supply=3, least=2)
     story.after(RoundBegan(a_round(nodes=3)), RoundEnded(0, NodesLost(NODES[2:], "host2 is gone")))
-    story.after(WorkersGone(1, ""), RoundBegan(a_round(1)))
+    story.after(WorkersEnded(1, ""), RoundBegan(a_round(1)))
     timer = story.at(0, RoundEnded(1, NodesLost(NODES[:1], "host0 is gone")))[-1]
     assert isinstance(timer, SetAgentTimer)
     story.after(InterruptAgent(2, "interrupted"))
     assert story.at(timer.at_ns, AgentTimer()) == []
-    assert story.at(timer.at_ns, WorkersGone(143, "ended")) == [Exit(130, "interrupted")]
+    assert story.at(timer.at_ns, WorkersEnded(143, "ended")) == [AgentEnd(130, "interrupted")]
 
 
 def test_a_shortage_outlasts_an_ejection() -> None:
@@ -272,8 +274,8 @@ def test_a_shortage_outlasts_an_ejection() -> None:
     assert story.after(Ejected("silent for 15 s")) == [
         StopWorkers("the others may have gone on", at_once=True)
     ]
-    story.after(WorkersGone(143, ""))
-    assert isinstance(story.at(timer.at_ns, AgentTimer())[-1], Exit)
+    story.after(WorkersEnded(143, ""))
+    assert isinstance(story.at(timer.at_ns, AgentTimer())[-1], AgentEnd)
 
 
 @pytest.mark.parametrize(("ranges", "left"), [((1, 1, 3, 39), 2), ((1, 1, 3, 3, 5, 39), 3)])
@@ -291,9 +293,9 @@ def test_who_has_come_back_is_lost_no_more() -> None:
     for number in (0, 2):
         story.after(RoundBegan(a_round(number, nodes=3)))
         lost = NodesLost(NODES[2:], "host2 is silent")
-        assert story.after(RoundEnded(number, lost), WorkersGone(1, "")) == [JoinRound()]
+        assert story.after(RoundEnded(number, lost), WorkersEnded(1, "")) == [JoinRound()]
         story.after(
-            RoundBegan(a_round(number + 1)), RoundEnded(number + 1, NodesWaiting(1)), WorkersGone(1, "")
+            RoundBegan(a_round(number + 1)), RoundEnded(number + 1, NodesWaiting(1)), WorkersEnded(1, "")
         )
 
 
@@ -302,7 +304,7 @@ def test_who_was_taken_for_dead_comes_back() -> None:
     assert story.after(Ejected("silent for 15 s")) == [
         StopWorkers("the others may have gone on", at_once=True)
     ]
-    assert story.after(WorkersGone(143, "")) == [JoinRound()]
+    assert story.after(WorkersEnded(143, "")) == [JoinRound()]
 
 
 def test_workers_that_may_save_are_killed_if_the_others_take_the_node_for_dead() -> None:
@@ -316,31 +318,31 @@ def test_ctrl_c_ends_the_job_and_sigterm_this_node() -> None:
     story = running()
     assert story.after(InterruptAgent(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C")]
     assert story.after(JobClosed("Ctrl-C")) == []
-    assert story.after(WorkersGone(130, "Ctrl-C")) == [Exit(130, "Ctrl-C")]
+    assert story.after(WorkersEnded(130, "Ctrl-C")) == [AgentEnd(130, "Ctrl-C")]
     assert running().after(InterruptAgent(SIGQUIT, "SIGQUIT")) == [EndJob("SIGQUIT")]
     story = running()
     assert story.after(InterruptAgent(SIGTERM, "SIGTERM")) == [LeaveJob("SIGTERM")]
     assert story.after(InterruptAgent(SIGTERM, "SIGTERM")) == []
-    assert story.after(WorkersGone(143, "SIGTERM")) == [Exit(143, "SIGTERM")]
+    assert story.after(WorkersEnded(143, "SIGTERM")) == [AgentEnd(143, "SIGTERM")]
 
 
 def test_an_interrupt_without_workers_ends_at_once() -> None:
-    assert Story().after(InterruptAgent(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C"), Exit(130, "Ctrl-C")]
+    assert Story().after(InterruptAgent(SIGINT, "Ctrl-C")) == [EndJob("Ctrl-C"), AgentEnd(130, "Ctrl-C")]
 
 
 def test_a_broken_rendezvous() -> None:
-    assert Story().after(RendezvousBroken("nobody answers")) == [Exit(2, "nobody answers")]
+    assert Story().after(RendezvousBroken("nobody answers")) == [AgentEnd(2, "nobody answers")]
     story = running()
     assert story.after(RendezvousBroken("the store is lost")) == [StopWorkers("the store is lost")]
-    assert story.after(WorkersGone(143, "")) == [Exit(1, "the store is lost")]
+    assert story.after(WorkersEnded(143, "")) == [AgentEnd(1, "the store is lost")]
 
 
 def test_success_outlives_the_store() -> None:
     story = running()
-    story.after(WorkersGone(0, ""))
+    story.after(WorkersEnded(0, ""))
     (exit,) = story.after(RendezvousBroken("the store is lost"))
-    assert isinstance(exit, Exit)
-    assert exit.code == 0
+    assert isinstance(exit, AgentEnd)
+    assert exit.exit_code == 0
 
 
 # The drawing in the header, the table at the end, and what the machine does.
@@ -359,7 +361,7 @@ ONE_OF_EACH: list[Event] = [
         for cause in (WorkerFailed(OTHERS), NodesLost(NODES[1:], "gone"), NodesWaiting(2))
     ),
     *(JobClosed("over"), RendezvousBroken("lost"), InterruptAgent(SIGINT, "Ctrl-C")),
-    *(WorkersGone(0, ""), WorkersGone(1, "", OURS)),
+    *(WorkersEnded(0, ""), WorkersEnded(1, "", OURS)),
 ]
 
 
@@ -409,7 +411,7 @@ EVENTS = st.one_of(
     st.sampled_from([AllSucceeded(0), AllSucceeded(1), Ejected("silent"), Notice("hello"), AgentTimer()]),
     st.sampled_from([JobClosed("over"), JobClosed("over", OTHERS), RendezvousBroken("lost")]),
     st.sampled_from([Failing(OURS), InterruptAgent(SIGINT, "Ctrl-C"), InterruptAgent(SIGTERM, "SIGTERM")]),
-    st.builds(WorkersGone, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS])),
+    st.builds(WorkersEnded, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS])),
 )
 
 
@@ -419,7 +421,7 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
     alive, joined, over = False, True, False
     said: Effect | None = None
     for now_ns, event in sorted(happened, key=lambda each: each[0]):
-        alive = alive and not isinstance(event, WorkersGone)
+        alive = alive and not isinstance(event, WorkersEnded)
         for effect in story.agent.step(now_ns, event):
             assert not over, "nothing happens after the exit"
             match effect:
@@ -438,11 +440,11 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
                 case ReportFailure():
                     assert not isinstance(said, ReportFailure)
                     said = effect
-                case Exit():
+                case AgentEnd():
                     assert not alive
                     over = True
     # Whatever came before, a signal and the end of the workers end it.
     effects = story.agent.step(600, InterruptAgent(SIGTERM, "SIGTERM")) + story.agent.step(
-        601, WorkersGone(143, "SIGTERM")
+        601, WorkersEnded(143, "SIGTERM")
     )
-    assert over or sum(isinstance(effect, Exit) for effect in effects) == 1
+    assert over or sum(isinstance(effect, AgentEnd) for effect in effects) == 1

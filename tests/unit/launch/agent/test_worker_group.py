@@ -1,4 +1,4 @@
-"""What the supervisor decides, as stories: what happens at which second, and what is done about it."""
+"""What the agent decides about its workers, as stories: what happens at which second, and what is done about it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ import random
 
 import pytest
 
-from ronde.launch.agent.worker_group import PATIENCE_NS, Absent, GroupPhase, Policy, WorkerGroup, name_ranks
-from ronde.launch.agent.worker_group_events import (
+from ronde.launch.agent.worker_group import (
+    PATIENCE_NS,
+    Absent,
     Effect,
     Event,
     Exited,
-    Finish,
+    GroupEnd,
+    GroupPhase,
     GroupTimer,
     InterruptGroup,
     NotStarted,
+    Policy,
     SetGroupTimer,
     SignalWorkers,
     Started,
     StopGroup,
     Vacated,
+    WorkerGroup,
     WorkerJoined,
     WorkerJoins,
     WorkerLeft,
     WorkerMissed,
     WorkerRaised,
     WorkerReplaced,
+    name_ranks,
 )
 
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15
@@ -41,7 +46,7 @@ def tell(effect: Effect) -> str:
             return f"signal {signum} to {name_ranks(ranks)}"
         case SetGroupTimer(at_ns):
             return f"timer at {at_ns / 1e9:g}"
-        case Finish(exit_code, _, failed_rank):
+        case GroupEnd(exit_code, _, failed_rank):
             return f"finish {exit_code}" + (f" because of {failed_rank}" if failed_rank is not None else "")
 
 
@@ -298,7 +303,7 @@ def test_who_is_ending_gets_no_signal_for_the_sake_of_others() -> None:
 
 
 def test_when_all_are_to_start_again_nobody_gets_a_grace() -> None:
-    story = Story(3, Policy(hurry=True, stop_signum=SIGINT))
+    story = Story(3, Policy(starts_again=True, stop_signum=SIGINT))
     assert story.at(1, Exited(0, 1, blames_peer=True)) == ["timer at 4"]
     assert story.group.cause is None
     assert story.at(1.1, Exited(1, 7)) == ["signal 2 to rank 2", "timer at 6.1"]
@@ -368,7 +373,7 @@ def test_interrupt(signum: int, forwarded: int, exit_code: int, reason: str) -> 
 
 def test_who_is_not_started_when_an_interrupt_comes_never_is() -> None:
     group = WorkerGroup(range(2))
-    assert group.step(0, InterruptGroup(SIGTERM)) == [Finish(143, "ended by SIGTERM")]
+    assert group.step(0, InterruptGroup(SIGTERM)) == [GroupEnd(143, "ended by SIGTERM")]
 
 
 @pytest.mark.parametrize(("first", "second"), [(SIGINT, SIGINT), (SIGINT, SIGQUIT), (SIGQUIT, SIGQUIT)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ronde.launch.agent.core_binding import Core, shares, usable_machine
+from ronde.launch.agent.starter import Core, shares, usable_machine
 from ronde.launch.config import Binding
 
 

@@ -2,7 +2,8 @@
 
 In the launcher's loop it watches the pipes of the workers, and a pidfd of every worker and of every process that an
 exited worker left behind. It reports the cause of a failure as soon as that is known, and the end when no process is
-left.
+left. It also reports workers that a signal has stopped (SIGSTOP, Ctrl-Z in a debugger): they live, so the job waits for
+them. The kernel does not announce them, so a short file of /proc is read for each worker now and then.
 """
 
 from __future__ import annotations
@@ -10,101 +11,124 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 from ronde.launch.agent.outputs import WorkerOutput
-from ronde.launch.agent.worker_group import Absent, Policy, WorkerGroup, name_ranks, signal_name
-from ronde.launch.agent.worker_group_events import (
+from ronde.launch.agent.worker_group import (
+    Absent,
     Event,
     Exited,
-    Finish,
+    GroupEnd,
     GroupTimer,
     InterruptGroup,
     NotStarted,
+    Policy,
     SetGroupTimer,
     SignalWorkers,
     Started,
     StopGroup,
     Vacated,
+    Worker,
+    WorkerGroup,
     WorkerJoined,
     WorkerJoins,
     WorkerLeft,
     WorkerMissed,
     WorkerRaised,
     WorkerReplaced,
+    name_ranks,
+    signal_name,
 )
+from ronde.launch.launch_plan import LaunchPlan
 from ronde.launch.loop import Loop, Order
-from ronde.launch.plan import LaunchPlan, WorkerPlan
-from ronde.launch.screen import Screen
-from ronde.process.error_file import is_blame
-from ronde.process.output import OutputStream
+from ronde.launch.screen import OutputStream, Screen
+from ronde.process.exceptions import is_blame
 from ronde.process.process_groups import GroupLeader
-from ronde.process.uncaught import Announcement
+from ronde.process.uncaught import Announcement, Announcements
 
-__all__ = ["Supervisor"]
+__all__ = [
+    "GroupListener",
+    "WorkerGroupShell",
+]
 
+LEAST_NS = 10**9  # the shortest interval between two checks whether workers are stopped
 MOST_OF_ERROR = 200  # characters of an exception, in a sentence
 PROMPT_NS = 10**8  # after this pause in the middle of a line, the line may be a question
 
 
-class Supervisor:
+class GroupListener(Protocol):
+    """What learns of one run of the workers, in the loop's thread."""
+
+    def note_cause(self, rank: int) -> None:
+        """Note that the failure of this worker is the cause, as soon as that is known."""
+
+    def note_awaited_exit(self, is_awaited: bool) -> None:
+        """Note whether a worker has left the other ranks and still runs, when that changes."""
+
+    def note_absent(self, absent: Absent | None) -> None:
+        """Note the worker that other nodes would miss first, when that changes."""
+
+    def note_end(self, end: GroupEnd) -> None:
+        """Note the end, when no process is left."""
+
+
+class WorkerGroupShell:
     """The shell around one `WorkerGroup`.
 
-    `failing` gets the rank whose failure is the cause, as soon as that is known; `awaiting_exit` gets whether a worker
-    has left the other ranks and still runs, when that changes; `absent` gets the worker that other nodes would miss
-    first, when that changes; `ended` gets the end, when no process is left. All run in the loop's thread. After the
-    end, only `note_missed` and `close` may be called, and the workers' data stay.
-    `heed` handles the signals that came in meanwhile; the supervisor calls it between two starts, which may take long.
-    `start` raises InterruptedError if a signal has come.
+    `announcements`: those of the workers. After the end, only `note_missed` and `close` may be called, and the workers'
+    data stay.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
-        start: Callable[[WorkerPlan], tuple[GroupLeader, WorkerOutput]],
         policy: Policy,
         loop: Loop,
         screen: Screen,
-        failing: Callable[[int], None],
-        awaiting_exit: Callable[[bool], None],
-        absent: Callable[[Absent | None], None],
-        ended: Callable[[Finish], None],
-        heed: Callable[[], None],
-        is_connected: Callable[[int], bool],
+        announcements: Announcements,
+        monitor_interval_ns: int,
+        listener: GroupListener,
     ) -> None:
         self._plan = plan
-        self._start_process = start
         self._loop = loop
         self._screen = screen
-        self._failing = failing
-        self._awaiting_exit = awaiting_exit
-        self._report_absent = absent
-        self._ended = ended
-        self._heed = heed
-        self._is_connected = is_connected
-        self._cause: int | None = None  # the rank that `failing` got
-        self._awaits_exit = False  # what `awaiting_exit` got
-        self._absent: Absent | None = None  # what `absent` got
-        self.group = WorkerGroup((worker.rank for worker in plan.workers), policy)
+        self._announcements = announcements
+        self._listener = listener
+        self._cause: int | None = None  # these three: what the listener knows
+        self._awaits_exit = False
+        self._absent: Absent | None = None
+        self._group = WorkerGroup((worker.rank for worker in plan.workers), policy)
         self._processes: dict[int, GroupLeader] = {}
         self._outputs: dict[int, WorkerOutput] = {}
         self._streams: dict[int, set[OutputStream]] = {}  # by rank; open ones
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._finished = False
         self._is_interactive = os.isatty(0)  # then the first worker reads what is typed
+        self._stopped = _StoppedWorkers(loop, monitor_interval_ns, screen, self._pids)
 
-    def start_workers(self) -> None:
-        """Start all workers, until one cannot start or a signal comes."""
-        waiting = deque(self._plan.workers)
-        while waiting and not (self._finished or self.group.phase):
-            try:
-                self._start_worker(waiting[0])
-                waiting.popleft()
-            except InterruptedError:
-                pass  # once `heed` has handled the signal, no further worker starts
-            self._heed()
+    @property
+    def workers(self) -> Mapping[int, Worker]:
+        """The workers that have started, or could not start, by rank."""
+        return self._group.workers
+
+    @property
+    def takes_workers(self) -> bool:
+        """Whether further workers may start."""
+        return not (self._finished or self._group.phase)
+
+    def add_worker(self, rank: int, process: GroupLeader, output: WorkerOutput) -> None:
+        """Take over a worker that has started."""
+        self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
+        self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
+        self._step_group(Started(rank, process.pid))
+        # Last, so that `close` ends the worker if this fails.
+        self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
+
+    def note_unstarted(self, rank: int, problem: str) -> None:
+        """Note that a worker cannot start. No further ones may start then."""
+        self._step_group(NotStarted(rank, problem))
 
     def interrupt_workers(self, signum: int) -> None:
         """Pass a signal on to the workers."""
@@ -148,9 +172,9 @@ class Supervisor:
 
     def _find_replaced(self) -> None:
         """Find workers that have joined the others and now run another program: they are lost to these."""
-        for rank, worker in self.group.workers.items():
+        for rank, worker in self._group.workers.items():
             if worker.returncode is None and worker.epochs and not worker.has_left:
-                if not self._is_connected(worker.pid) and (program := _program_of(worker.pid)):
+                if not self._announcements.is_held_by(worker.pid) and (program := _program_of(worker.pid)):
                     self._step_group(WorkerReplaced(rank, program))
 
     def local_rank(self, rank: int) -> int:
@@ -159,12 +183,12 @@ class Supervisor:
 
     def has_worker(self, rank: int, pid: int) -> bool:
         """Return whether this is one of the workers."""
-        return rank in self.group.workers and self.group.workers[rank].pid == pid
+        return rank in self._group.workers and self._group.workers[rank].pid == pid
 
-    def last_words(self, rank: int | None) -> list[bytes]:
+    def last_output(self, rank: int | None) -> list[bytes]:
         """Return a failed worker's last output, the traceback at the end; empty without a rank."""
         output = self._outputs.get(rank) if rank is not None else None
-        return output.last_words() if output else []
+        return output.last_output() if output else []
 
     def left_tracebacks(self) -> dict[int, str]:
         """Return the tracebacks that failed workers have left to the report, by rank."""
@@ -176,9 +200,9 @@ class Supervisor:
         output = self._outputs.get(rank)
         return output.error_file if output and not output.is_silent else ""
 
-    def pids(self) -> dict[int, int]:
+    def _pids(self) -> dict[int, int]:
         """Return the process id of each rank whose process runs."""
-        return {rank: worker.pid for rank, worker in self.group.workers.items() if worker.returncode is None}
+        return {rank: worker.pid for rank, worker in self._group.workers.items() if worker.returncode is None}
 
     def balance(self) -> None:
         """Read from the workers only while the launcher's streams accept output. Call this before each turn."""
@@ -189,9 +213,10 @@ class Supervisor:
 
     def close(self) -> None:
         """Kill the workers that are left, and close everything."""
-        self._loop.set_timer(self, None, self._ring)
+        self._loop.set_timer(self, None, self._send_timer)
+        self._stopped.end()
         for rank, process in self._processes.items():
-            worker = self.group.workers[rank]
+            worker = self._group.workers[rank]
             if not worker.gone:
                 process.signal_group(signal.SIGKILL)
             if worker.returncode is None:
@@ -200,23 +225,6 @@ class Supervisor:
             for pidfd in self._leftovers.get(rank, ()):
                 self._loop.unwatch(pidfd)
                 os.close(pidfd)
-
-    def _start_worker(self, worker: WorkerPlan) -> None:
-        rank = worker.rank
-        try:
-            process, output = self._start_process(worker)
-        except InterruptedError:
-            raise
-        except OSError as error:
-            from ronde.process.shortages import shortage  # slow to load
-
-            return self._step_group(NotStarted(rank, shortage(error) or error.strerror or str(error)))
-        self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
-        self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
-        self._step_group(Started(rank, process.pid))
-        # Last, so that `close` ends the worker if this fails.
-        self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
-        return None
 
     def _pump(self, rank: int, stream: OutputStream) -> None:
         if stream.pump() is None:
@@ -270,37 +278,36 @@ class Supervisor:
 
     # Effects
 
-    def _ring(self) -> None:
+    def _send_timer(self) -> None:
         self._step_group(GroupTimer())
 
     def _step_group(self, event: Event) -> None:
-        effects = self.group.step(time.monotonic_ns(), event)
-        if self.group.cause != self._cause:
-            self._cause = self.group.cause
+        effects = self._group.step(time.monotonic_ns(), event)
+        if self._group.cause != self._cause:
+            self._cause = self._group.cause
             if self._cause is not None:
-                self._failing(self._cause)
-        if self.group.awaits_exit != self._awaits_exit:
-            self._awaits_exit = self.group.awaits_exit
-            self._awaiting_exit(self._awaits_exit)
-        if isinstance(event, Exited | Vacated) and self.group.absent != self._absent:
-            self._absent = self.group.absent
-            self._report_absent(self._absent)
+                self._listener.note_cause(self._cause)
+        if self._group.awaits_exit != self._awaits_exit:
+            self._awaits_exit = self._group.awaits_exit
+            self._listener.note_awaited_exit(self._awaits_exit)
+        if isinstance(event, Exited | Vacated) and self._group.absent != self._absent:
+            self._absent = self._group.absent
+            self._listener.note_absent(self._absent)
         for effect in effects:
             match effect:
                 case SignalWorkers(ranks, signum, reason):
-                    self._screen.say(
-                        f"ronde: {reason}: {signal_name(signum)} to {name_ranks(ranks)}".encode()
-                    )
+                    self._screen.tell(f"{reason}: {signal_name(signum)} to {name_ranks(ranks)}")
                     for rank in ranks:
                         self._processes[rank].signal_group(signum)
                         # A stopped process would not receive the signal.
                         self._processes[rank].signal_group(signal.SIGCONT)
                 case SetGroupTimer(at_ns):
-                    self._loop.set_timer(self, at_ns, self._ring)
-                case Finish():
+                    self._loop.set_timer(self, at_ns, self._send_timer)
+                case GroupEnd():
                     self._finished = True
-                    self._loop.set_timer(self, None, self._ring)
-                    self._ended(effect)
+                    self._stopped.end()
+                    self._loop.set_timer(self, None, self._send_timer)
+                    self._listener.note_end(effect)
 
 
 def _program_of(pid: int) -> str:
@@ -312,3 +319,48 @@ def _program_of(pid: int) -> str:
         return ""
     text = " ".join(words).strip()
     return text if len(text) <= MOST_OF_ERROR else text[: MOST_OF_ERROR - 3] + "..."
+
+
+class _StoppedWorkers:
+    """Reports once when a worker is stopped, and when it continues. `pids` returns those that run, by rank."""
+
+    def __init__(
+        self, loop: Loop, interval_ns: int, screen: Screen, pids: Callable[[], Mapping[int, int]]
+    ) -> None:
+        self._loop = loop
+        self._interval_ns = max(LEAST_NS, interval_ns)
+        self._screen = screen
+        self._pids = pids
+        self._stopped: set[int] = set()
+        self._set_timer()
+
+    def end(self) -> None:
+        """End the reports. A second call does nothing."""
+        self._loop.set_timer(self, None, self._check_processes)
+
+    def _set_timer(self) -> None:
+        self._loop.set_timer(self, time.monotonic_ns() + self._interval_ns, self._check_processes)
+
+    def _check_processes(self) -> None:
+        for rank, pid in self._pids().items():
+            stopped = _state(pid) == b"T"
+            if stopped and rank not in self._stopped:
+                now = time.strftime("%H:%M:%S")
+                self._screen.tell(
+                    f"rank {rank} (pid {pid}) is stopped by a signal (noticed at {now}), and the job waits for it: "
+                    f"kill -CONT {pid} continues it"
+                )
+                self._stopped.add(rank)
+            elif not stopped and rank in self._stopped:
+                self._screen.tell(f"rank {rank} (pid {pid}) continues")
+                self._stopped.discard(rank)
+        self._set_timer()
+
+
+def _state(pid: int) -> bytes:
+    """Return the letter of the state of a process, empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0]
+    except OSError:
+        return b""

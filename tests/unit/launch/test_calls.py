@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.calls import pack_call
-from ronde.launch.unsendable import describe_unsendable
+from ronde.launch.calls import describe_unsendable, pack_call
 
 pytest.importorskip("cloudpickle", reason="cloudpickle is not installed here")
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ronde.process.log_files import LogWriter
-from ronde.process.output import (
+from ronde.launch.screen import (
     BACKLOG_BYTES,
     ERASE_TO_END,
     Digest,
@@ -30,6 +29,7 @@ from ronde.process.output import (
     open_sinks,
     tail_of_file,
 )
+from ronde.process.disk import LogWriter
 
 HANGING_S = 60
 A = Source(0, "stdout", b"[0] ")

@@ -1,17 +1,87 @@
-"""The launch plan: the command and environment of each worker."""
+"""The launch plan: the ranks, the command and the environment of each worker of a node. Pure.
+
+Ranks follow from the nodes of a round alone, so every node computes the same:
+
+1. Global ranks count the workers of all nodes in the order of the nodes; role ranks count those of nodes with the same
+   role.
+2. Each node counts as one host, as in torchrun; nodes that have the same `host_id` count as one together. Local ranks
+   count the workers of a host. Hosts are in the order of their first nodes.
+3. The group rank is the position of the worker's host among all hosts; the cross rank, among the hosts that have a
+   worker with its local rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from ronde.errors import UsageError
-from ronde.job_key import JobKey
-from ronde.launch.config import WorkerSpec
-from ronde.launch.ranks import WorkerRanks, ranks_of
-from ronde.rendezvous.membership import Round
+from ronde.rendezvous.membership import Node, Round
 
-__all__ = ["INDEX_MACRO", "OURS", "LaunchPlan", "WorkerPlan", "assignments", "own_gpus", "plan_workers"]
+if TYPE_CHECKING:
+    from ronde.job_key import JobKey
+    from ronde.launch.config import WorkerSpec
+
+__all__ = [
+    "INDEX_MACRO",
+    "OURS",
+    "LaunchPlan",
+    "WorkerPlan",
+    "WorkerRanks",
+    "assignments",
+    "own_gpus",
+    "plan_workers",
+    "ranks_of",
+]
+
+
+class WorkerRanks(NamedTuple):
+    """All ranks and sizes of one worker; `group_rank` and `group_size` count hosts."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    group_rank: int
+    group_size: int
+    role: str
+    role_rank: int
+    role_size: int
+
+
+def ranks_of(nodes: Sequence[Node], place: int) -> tuple[WorkerRanks, ...]:
+    """Return the ranks of the workers of the node at this place in the order of `nodes`."""
+    mine, before = nodes[place], nodes[:place]
+    first = sum(node.slots for node in before)
+    first_of_role = sum(node.slots for node in before if node.role == mine.role)
+    host_of = [node.host_id or number for number, node in enumerate(nodes)]
+    first_of_host = sum(node.slots for node, host in zip(before, host_of) if host == host_of[place])
+    workers: dict[Hashable, int] = {}  # by host
+    for node, host in zip(nodes, host_of):
+        workers[host] = workers.get(host, 0) + node.slots
+    sizes = list(workers.values())
+    group_rank = list(workers).index(host_of[place])
+    return tuple(
+        WorkerRanks(
+            rank=first + index,
+            size=sum(sizes),
+            local_rank=local_rank,
+            local_size=sizes[group_rank],
+            cross_rank=sum(size > local_rank for size in sizes[:group_rank]),
+            cross_size=sum(size > local_rank for size in sizes),
+            group_rank=group_rank,
+            group_size=len(sizes),
+            role=mine.role,
+            role_rank=first_of_role + index,
+            role_size=sum(node.slots for node in nodes if node.role == mine.role),
+        )
+        for index, local_rank in enumerate(range(first_of_host, first_of_host + mine.slots))
+    )
+
 
 JOB_KEY, JOB_KEY_FD = "RONDE_JOB_KEY", "RONDE_JOB_KEY_FD"
 # The variables of a worker's ranks and meeting point. The user cannot override them.
@@ -50,8 +120,6 @@ class LaunchPlan:
 
     def describe(self) -> str:
         """Return the plan as text, without secrets."""
-        import shlex  # here and below: a launch does not need it
-
         count = len(self.workers)
         lines = [
             f"{count} worker{'s' if count > 1 else ''} on this machine",
@@ -70,8 +138,6 @@ class LaunchPlan:
 
 def assignments(variables: set[tuple[str, str]], hidden: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield the assignments of variables for a shell, sorted, without the values of the job key and of `hidden`."""
-    import shlex
-
     for name, value in sorted(variables):
         yield f"{name}={HIDDEN if name == JOB_KEY or name in hidden else shlex.quote(value)}"
 
@@ -123,7 +189,7 @@ def plan_workers(
         "MASTER_PORT": str(master[1] or leader.master_port),
         "HOROVOD_HOSTNAME": round.nodes[round.group_rank].host,
     }
-    wishes = {
+    unless_set = {
         # Otherwise each worker would start a thread for each core.
         "OMP_NUM_THREADS": str(max(1, cores // any_worker.local_size)),
         "PYTHONUNBUFFERED": "1",  # lines appear at once, and survive a killed worker
@@ -132,8 +198,8 @@ def plan_workers(
     }
     if columns is not None:
         prefix = len(f"[{host}:{workers[-1].rank}] " if host else f"[{workers[-1].rank}] ")
-        wishes["COLUMNS"] = str(max(1, columns - prefix))  # a progress bar fits beside the prefix
-    defaults |= {name: value for name, value in wishes.items() if name not in environment}
+        unless_set["COLUMNS"] = str(max(1, columns - prefix))  # a progress bar fits beside the prefix
+    defaults |= {name: value for name, value in unless_set.items() if name not in environment}
     wanted = {name: value for name, value in spec.environment.items() if name not in OURS}
     shared = {**defaults, **wanted, **ours}
     gpus = own_gpus(spec, environment, any_worker.local_rank, any_worker.local_size)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ronde.process.memory import available_memory
+from ronde.process.resources import available_memory
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ def test_the_tightest_of_the_machine_and_all_groups_counts(tmp_path: Path) -> No
 
 
 def test_the_limit_of_a_process_counts() -> None:
-    program = "from ronde.process.memory import available_memory; print(available_memory())"
+    program = "from ronde.process.resources import available_memory; print(available_memory())"
     limited = subprocess.run(
         [sys.executable, "-c", program],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)),

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ronde.process.guard import Guard
+from ronde.process.process_groups import Guard
 
 HANGING_S = 60
 DIES = """
 import os, sys
-from ronde.process.guard import Guard
+from ronde.process.process_groups import Guard
 guard = Guard(sys.argv[1])
 for group in map(int, sys.argv[2:]):
     guard.add(group)
@@ -54,7 +54,7 @@ def test_a_killed_launchers_guarded_groups_die_whole(tmp_path: Path) -> None:
 
 FLOODS = """
 import os, sys
-from ronde.process.guard import Guard
+from ronde.process.process_groups import Guard
 guard = Guard()
 guard.add(int(sys.argv[1]))
 for group in range(5_000_000, 5_020_000):  # there are no such numbers
@@ -83,7 +83,7 @@ def test_a_closed_guard_kills_no_group(tmp_path: Path) -> None:
 
 
 def test_without_a_shell_all_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ronde.process.guard._SHELL", "/nowhere/sh")
+    monkeypatch.setattr("ronde.process.process_groups._SHELL", "/nowhere/sh")
     guard = Guard()
     guard.add(1)
     guard.close()

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from ronde.errors import UsageError
-from ronde.process.error_file import read_error_file, write_error_file
-from ronde.process.exception_text import exception_text, headline, shortened
-from ronde.process.record_errors import record
+from ronde.process.exceptions import exception_text, headline, read_error_file, shortened, write_error_file
+from ronde.process.uncaught import record
 from ronde.settings import resolve
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import ronde
-from ronde.process.error_file import hand_up, read_error_file
-from ronde.process.record_errors import ErrorHandler
+from ronde.process.exceptions import hand_up, read_error_file
+from ronde.process.uncaught import ErrorHandler
 from ronde.rendezvous.membership import Failure
 
 
