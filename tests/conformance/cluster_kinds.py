@@ -18,7 +18,7 @@ import pytest
 from tests.conformance.cutting_relay import CuttingRelay
 from tests.conftest import MARK_NAME, MARK_VALUE
 
-from ronde.launch.clusters.base import Cluster
+from ronde.launch.clusters.cluster import Cluster
 from ronde.launch.clusters.local import PROGRAM, LocalCluster
 from ronde.testing import ssh
 from ronde.testing.hosts import Hosts

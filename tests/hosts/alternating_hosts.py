@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ronde.launch.clusters.base import SlotEvents, Ticket
+from ronde.launch.clusters.cluster import SlotEvents, Ticket
 from ronde.launch.clusters.local import PROGRAM, LocalCluster
 from ronde.testing.hosts import Hosts
 from ronde.testing.ssh import SshServers

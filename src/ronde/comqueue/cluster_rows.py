@@ -12,7 +12,7 @@ from ronde.comqueue.rows import RowSource
 from ronde.comqueue.task_group import TaskGroup
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.launch.driver.rows_file import ROWS
+from ronde.launch.clusters.platforms import ROWS
 from ronde.parquet.needs import need
 from ronde.parquet.reader import to_array
 from ronde.parquet.rows import Columns
@@ -20,7 +20,7 @@ from ronde.parquet.rows import Columns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["DaskRows", "FlinkRows", "SparkRows"]
 

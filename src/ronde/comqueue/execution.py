@@ -39,7 +39,7 @@ from ronde.launch.unsendable import describe_unsendable_part
 from ronde.process.exception_text import exception_text
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["run_on"]
 
@@ -76,7 +76,7 @@ def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
             return _run_in_processes(plan, num_tasks or _cores())
         case "threads":
             return _run_in_threads(plan, num_tasks or _cores())
-    from ronde.launch.clusters.registry import registered_cluster  # only clusters need it
+    from ronde.launch.clusters.cluster import registered_cluster  # only clusters need it
 
     try:
         cluster = registered_cluster(kind)

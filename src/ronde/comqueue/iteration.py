@@ -28,7 +28,7 @@ from ronde.foreign_names import other_names
 from ronde.types import ReduceOp
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["IterationResult", "IterationStep", "iterate"]
 

@@ -11,7 +11,7 @@ from ronde.errors import UsageError
 
 if TYPE_CHECKING:
     from ronde.comqueue.task_group import TaskGroup
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = [
     "SAME_ROWS",

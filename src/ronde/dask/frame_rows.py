@@ -12,8 +12,8 @@ from typing import Any
 
 from distributed import Client, Future, get_worker, wait
 
-from ronde.launch.clusters.base import Ticket
-from ronde.launch.driver.rows_file import RowsFile
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.clusters.platforms import RowsFile
 from ronde.launch.driver.task import run_task
 from ronde.parquet.needs import need
 from ronde.parquet.reader import holds_numbers
@@ -74,7 +74,7 @@ def compute_partitions(
 def run_with_rows(ticket: Ticket, parts: Sequence[Any]) -> None:
     """Run a Dask task whose worker gets the rows of partitions, data frames of pandas.
 
-    The worker finds them by `ronde.launch.driver.rows_file.ROWS`.
+    The worker finds them by `ronde.launch.clusters.platforms.ROWS`.
     """
     import pyarrow
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyspark import TaskContext
 
-from ronde.launch.clusters.base import Ticket
+from ronde.launch.clusters.cluster import Ticket
 
 __all__ = ["describe_failure", "is_cancellation", "run_any", "run_once"]
 

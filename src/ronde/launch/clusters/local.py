@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
 
 __all__ = ["PROGRAM", "LocalCluster"]
 

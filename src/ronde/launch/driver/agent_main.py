@@ -26,7 +26,7 @@ from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.launch.driver.assignment import (
+from ronde.launch.driver.driver_messages import (
     KEY_LINE,
     LAST_WORD,
     Assignment,
@@ -190,7 +190,7 @@ def _run_agent(
     if store is None:
         return run(config, environment=variables)
     from ronde.launch.calls import CallFiles
-    from ronde.launch.driver.transfer import DRIVER_STORE, call_of_job, send_results
+    from ronde.launch.driver.job_store import DRIVER_STORE, call_of_job, send_results
 
     variables = {**variables, DRIVER_STORE: store.address}
     with ExitStack() as stack:

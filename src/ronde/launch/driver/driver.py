@@ -2,7 +2,9 @@
 
 One thread runs one loop, and the store of the job, in which the agents meet, has another thread.
 `launch/driver/host_health` decides which hosts take part; the agents decide among themselves when workers start and
-stop. An agent leaves when its standard input ends, so nothing outlives the driver.
+stop. An agent leaves when its standard input ends, so nothing outlives the driver. What differs between hosts and tasks
+is the `Placement`: `HostAgents` has hosts, reached by ssh, or this machine; `TaskAgents` has tasks, which a cluster
+starts in its slots.
 """
 
 from __future__ import annotations
@@ -10,18 +12,19 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from ronde.errors import RondeError
 from ronde.launch.agent.failure_report import report_elsewhere
 from ronde.launch.agent.worker_group import HASTY, TYPED, describe_interrupt
+from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
-from ronde.launch.driver.assignment import LAST_WORD, LastWord, ended_key
-from ronde.launch.driver.placement import Placement
-from ronde.launch.host_list import Host
+from ronde.launch.driver.driver_messages import LAST_WORD, LastWord, ended_key
+from ronde.launch.hosts.host_list import Host
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, Streams
 from ronde.net.descriptor_limit import raise_descriptor_limit
@@ -29,12 +32,48 @@ from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, hand_up
 from ronde.process.process_groups import SignalInbox
 from ronde.rendezvous.membership import Failure
+from ronde.stores.tcp import StoreClient
 
-__all__ = ["Driver", "JobEnd"]
+__all__ = ["Driver", "JobEnd", "Placement"]
 
 SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
 GOODBYE_NS = 15 * SECOND  # how long agents may take to end after their workers
+
+
+class Placement(Protocol):
+    """Where the agents of one job run. The driver calls everything in the thread of its loop.
+
+    `is_given_by_user`: whether the user has named the hosts, so that one that cannot be reached is the user's mistake.
+    `limits`: which hosts take part. `config`: of all agents; each one adds its slots and addresses. `store`: in which
+    the agents meet, once `open` has been called.
+    """
+
+    is_given_by_user: bool
+    limits: health.Limits
+    config: LaunchConfig
+    store: StoreClient
+
+    def open(self, driver: Driver) -> None:
+        """Serve what agents need to reach the driver, and offer the first hosts by `driver.offer_hosts`."""
+
+    def start_agents(self, hosts: Sequence[Host]) -> None:
+        """Have an agent started on each host, and give it to the driver by `driver.add_agent`."""
+
+    def greeted(self, agent: AgentProcess) -> None:
+        """Give the agent, which has said hello, its assignment, now or later."""
+
+    def is_replaced(self, agent: AgentProcess) -> bool:
+        """Return whether another agent comes in the place of one that has ended; it has been added then."""
+
+    def explain_shortage(self, reason: str) -> str:
+        """Return the reason why there are too few hosts, with what this placement knows about it."""
+
+    def end(self) -> None:
+        """Start no more agents: the job is over, and running ones are about to end."""
+
+    def close(self) -> None:
+        """Close everything. Agents that still run are ended."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from typing import Any, NoReturn, TextIO
 from ronde.environment import environment as own_environment
 from ronde.errors import TimeoutError, UsageError, WorkerError
 from ronde.launch.calls import load_result, pack_call, worker_error
-from ronde.launch.clusters.base import Cluster
-from ronde.launch.clusters.ssh import settings_that_travel
+from ronde.launch.clusters.cluster import Cluster
 from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerSpec
 from ronde.launch.driver.driver import Driver, JobEnd
+from ronde.launch.driver.job_store import JobMemory, fetch_result
 from ronde.launch.driver.task_agents import TaskAgents
-from ronde.launch.driver.transfer import JobMemory, fetch_result
+from ronde.launch.hosts.ssh import settings_that_travel
 from ronde.net.protection import SECRET
 from ronde.process.output import claim_standard_streams
 from ronde.rendezvous.membership import Failure

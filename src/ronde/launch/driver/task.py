@@ -23,9 +23,16 @@ from functools import partial
 from ronde.environment import environment
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Ticket
-from ronde.launch.driver.assignment import KEY_LINE, agent_command
-from ronde.launch.driver.task_messages import PURPOSE, REGISTRATION, Registration, TaskMessage, split_message
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.driver.driver_messages import (
+    KEY_LINE,
+    PURPOSE,
+    REGISTRATION,
+    Registration,
+    TaskMessage,
+    agent_command,
+    split_message,
+)
 from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.host import host_identity, host_name

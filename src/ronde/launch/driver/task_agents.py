@@ -22,13 +22,19 @@ from dataclasses import replace
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Capacity, Cluster, Ticket
+from ronde.launch.clusters.cluster import Capacity, Cluster, Ticket
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
-from ronde.launch.driver.assignment import Assignment
 from ronde.launch.driver.driver import Driver
-from ronde.launch.driver.job_store import reachable_by_tasks, serve_store, tcp_addresses
+from ronde.launch.driver.driver_messages import Assignment
+from ronde.launch.driver.job_store import (
+    JobMemory,
+    offer_call,
+    reachable_by_tasks,
+    serve_store,
+    tcp_addresses,
+)
 from ronde.launch.driver.ring import RingPlan, plan_ring
 from ronde.launch.driver.task_registry import (
     Accept,
@@ -46,8 +52,7 @@ from ronde.launch.driver.task_registry import (
     gpus_by_host,
 )
 from ronde.launch.driver.task_server import TaskConnection, TaskServer
-from ronde.launch.driver.transfer import JobMemory, offer_call
-from ronde.launch.host_list import Host
+from ronde.launch.hosts.host_list import Host
 from ronde.launch.loop import Order
 from ronde.net.event_queue import EventQueue
 from ronde.net.protection import Protection

@@ -21,7 +21,7 @@ from typing import IO
 
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.launch.driver.task_messages import (
+from ronde.launch.driver.driver_messages import (
     HEARTBEATS,
     PURPOSE,
     REGISTRATION,

@@ -16,8 +16,8 @@ import threading
 import time
 
 from ronde.errors import UsageError
-from ronde.launch.kubernetes.job_progress import FollowLogs, JobEnded, JobProgress, Tell
-from ronde.launch.kubernetes.manifest import CONTAINER, Manifest, PodJob, selector
+from ronde.launch.kubernetes.indexed_job import CONTAINER, FollowLogs, JobEnded, JobProgress, Tell
+from ronde.launch.kubernetes.manifest import Manifest, PodJob, selector
 
 __all__ = ["submit_and_follow"]
 

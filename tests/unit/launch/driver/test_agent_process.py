@@ -14,9 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.agent_process import SSH, AgentPhase, AgentProcess, Chorus
-from ronde.launch.driver.agent_streams import ChildStreams
-from ronde.launch.driver.assignment import Assignment, hello
+from ronde.launch.driver.agent_process import SSH, AgentPhase, AgentProcess, ChildStreams, Chorus
+from ronde.launch.driver.driver_messages import Assignment, hello
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
 

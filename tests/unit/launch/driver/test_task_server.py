@@ -18,9 +18,9 @@ import pytest
 
 from ronde.errors import RondeError, TimeoutError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Ticket
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.driver.driver_messages import PURPOSE, REGISTRATION, Registration, TaskMessage
 from ronde.launch.driver.task import run_task
-from ronde.launch.driver.task_messages import PURPOSE, REGISTRATION, Registration, TaskMessage
 from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
 from ronde.net.authentication import Role, authenticate
 from ronde.net.message_channel import MessageChannel

@@ -17,17 +17,16 @@ from dataclasses import replace
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.discovery import HostScript
-from ronde.launch.clusters.ssh import is_here, ssh_command, travelling
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
-from ronde.launch.driver.agent_process import SSH, AgentProcess
-from ronde.launch.driver.agent_streams import ChildStreams
-from ronde.launch.driver.assignment import Assignment, agent_command
+from ronde.launch.driver.agent_process import SSH, AgentProcess, ChildStreams
 from ronde.launch.driver.driver import Driver
+from ronde.launch.driver.driver_messages import Assignment, agent_command
 from ronde.launch.driver.job_store import reachable_addresses, serve_store, tcp_addresses
 from ronde.launch.driver.ring import RingPlan, plan_ring
-from ronde.launch.host_list import Host, describe
+from ronde.launch.hosts.discovery import HostScript
+from ronde.launch.hosts.host_list import Host, describe
+from ronde.launch.hosts.ssh import is_here, ssh_command, travelling
 from ronde.net.addresses import addresses_here
 from ronde.process.output import claim_standard_streams
 from ronde.stores.tcp import StoreClient

@@ -1,7 +1,11 @@
-"""The assignment of an agent that a driver starts, and the other messages of driver and agent.
+"""What a driver, the agents that it starts, and the tasks of a cluster say to each other.
 
-A driver starts `ronde.launch.driver.agent_main` on a host. This says hello and then reads one line, its `Assignment`,
-from standard input, which stays open until the driver no longer needs the agent.
+A driver starts `ronde.launch.driver.agent_main` on a host. The agent says hello, and then reads one line, its
+`Assignment`, from standard input, which stays open until the driver no longer needs the agent. It leaves the job's end
+as it saw it, a `JobEnd`, in the job's store.
+
+A message between a driver and a task of a cluster is one letter and its data. The task registers, the driver accepts or
+refuses it, and then the streams of the task's agent pass, in both directions.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from ronde.errors import ProtocolError, UsageError
 from ronde.launch.config import LaunchConfig
@@ -19,20 +24,28 @@ from ronde.rendezvous.membership import Failure
 from ronde.typed_json import TypedJson
 
 __all__ = [
+    "Assignment",
+    "DaemonOrder",
+    "HEARTBEATS",
     "HELLO",
     "KEY_LINE",
     "LAST_WORD",
-    "Assignment",
-    "DaemonOrder",
     "LastWord",
+    "PURPOSE",
+    "REGISTRATION",
+    "Registration",
+    "TaskMessage",
     "agent_command",
     "ended_key",
     "hello",
+    "split_message",
 ]
 
 HELLO = b"ronde agent "
 KEY_LINE = b"key "  # before the assignment, from a task that has the job's key
 DAEMON_LINE = b"mpi "
+PURPOSE = "task of a cluster"
+HEARTBEATS = 4  # how many fit into the longest silence
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,7 @@ class Assignment:
     `agent`: its name. `job_key`: empty if the task that started the agent gives it the key. `stores`: the addresses at
     which the job's store may be reached, the likely ones first. `directory`: in which to work; empty: where the agent
     starts. `environment`: variables that override the host's. `has_call`: the workers call the function in the store
-    (`transfer`) instead of the command in `config`. `ring`: the agent's part in finding out by which address other
+    (`job_store`) instead of the command in `config`. `ring`: the agent's part in finding out by which address other
     hosts reach its own; None: it takes the one that leads to the store.
     """
 
@@ -140,3 +153,43 @@ def agent_command() -> list[str]:
     -P keeps the directory in which it starts out of its module path.
     """
     return [sys.executable, "-P", "-m", "ronde.launch.driver.agent_main"]
+
+
+class TaskMessage(Enum):
+    """The first byte of a message."""
+
+    # From the task
+    REGISTER = b"R"
+    STDOUT = b"O"
+    STDERR = b"E"
+    EXIT = b"X"  # the exit code, in decimal; the last message
+    # From the driver
+    ACCEPT = b"A"  # start the agent
+    REFUSE = b"N"  # with the reason
+    STDIN = b"I"
+    END_OF_STDIN = b"C"
+    KILL = b"K"
+    # From both
+    HEARTBEAT = b"H"
+
+
+def split_message(message: bytes) -> tuple[TaskMessage, bytes]:
+    """Return the kind of a message and the rest. Raises ProtocolError if there is no such kind."""
+    try:
+        return TaskMessage(message[:1]), message[1:]
+    except ValueError:
+        raise ProtocolError(f"a message begins with {message[:1]!r}, which has no meaning") from None
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A task's description of itself. `host_id`: equal for tasks on one host (`net/host`); `gpus`: those it may use."""
+
+    slot: int
+    attempt: int
+    host: str
+    host_id: str
+    gpus: tuple[str, ...] = ()
+
+
+REGISTRATION: TypedJson[Registration] = TypedJson(Registration, "registration of a task")
