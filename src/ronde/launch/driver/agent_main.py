@@ -27,11 +27,11 @@ from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver.driver_messages import (
+    JOB_END,
     KEY_LINE,
-    LAST_WORD,
     Assignment,
     DaemonOrder,
-    LastWord,
+    JobEnd,
     ended_key,
     hello,
 )
@@ -168,10 +168,10 @@ def _run(assignment: Assignment, launcher: _Launcher) -> int:
         except UsageError as error:
             result = RunResult(USAGE_ERROR, str(error))
         failure = next(iter(result.failures.values()), None)
-        word = LastWord(result.exit_code, result.reason, failure, result.gave_way)
+        end = JobEnd(result.exit_code, result.reason, failure, result.gave_way)
         if not launcher.has_ended:  # it can read the result
             with contextlib.suppress(RondeError):
-                store.set(ended_key(assignment.agent), LAST_WORD.encode(word))
+                store.set(ended_key(assignment.agent), JOB_END.encode(end))
         elif launcher.why:  # a launcher that was only stopped will find this line
             with contextlib.suppress(OSError):
                 os.write(2, f"ronde: {launcher.why}\n".encode())

@@ -28,12 +28,12 @@ from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen
 from ronde.process.output import LineSplitter, OutputStream, Piece, Sink, Source, Tail
 
-__all__ = ["AgentPhase", "AgentProcess", "AgentStreams", "ChildStreams", "Chorus"]
+__all__ = ["AgentPhase", "AgentProcess", "AgentStreams", "ChildStreams", "EchoFilter"]
 
 MOST_UNREAD = 1 << 20  # an agent with more unread input does not read any
 READ_BYTES = 64 * 1024
 ECHO_NS = 10 * 10**9
-LAST_WORD_NS = 20 * 10**9  # for an agent that ends its workers and leaves
+LEAVE_NS = 20 * 10**9  # for an agent that ends its workers and leaves
 SSH = "ssh"
 SSH_FAILED, NOT_FOUND = 255, 127
 LAST_WAIT_S = 5  # how long a killed process may take to end
@@ -119,7 +119,7 @@ class ChildStreams:
             self._popen.wait(timeout=LAST_WAIT_S)
 
 
-class Chorus:
+class EchoFilter:
     """Shows a message that several agents print at the same time once; workers' lines are not its concern."""
 
     def __init__(self) -> None:
@@ -137,15 +137,17 @@ class Chorus:
         return False
 
 
-class _Complaints(OutputStream):
+class _AgentErrors(OutputStream):
     """Standard error of an agent, without messages that another agent printed."""
 
-    def __init__(self, pipe: IO[bytes], agent: str, chorus: Chorus, sink: Sink, tail: Tail) -> None:
+    def __init__(self, pipe: IO[bytes], agent: str, echo_filter: EchoFilter, sink: Sink, tail: Tail) -> None:
         super().__init__(pipe, Source(0, f"stderr of {agent}", b""), sink, tail)
-        self._agent, self._chorus = agent, chorus
+        self._agent, self._echo_filter = agent, echo_filter
 
     def _pass_on(self, pieces: list[Piece]) -> None:
-        super()._pass_on([piece for piece in pieces if not self._chorus.is_echo(self._agent, piece.text)])
+        super()._pass_on(
+            [piece for piece in pieces if not self._echo_filter.is_echo(self._agent, piece.text)]
+        )
 
 
 class AgentPhase(Enum):
@@ -171,7 +173,7 @@ class AgentProcess:
         id: str,
         loop: Loop,
         screen: Screen,
-        chorus: Chorus,
+        echo_filter: EchoFilter,
         greeted: Callable[[AgentProcess], None],
         ended: Callable[[AgentProcess], None],
     ) -> None:
@@ -179,13 +181,13 @@ class AgentProcess:
         self.phase = AgentPhase.REQUESTED
         self.why = ""
         self.exit_code: int | None = None  # of the agent that has ended; None: what led to it broke
-        self._loop, self._screen, self._chorus = loop, screen, chorus
+        self._loop, self._screen, self._echo_filter = loop, screen, echo_filter
         self._greeted, self._ended = greeted, ended
         self._streams: AgentStreams | None = None
         self._unwritten = b""  # an ordinary user's pipes may hold as little as 4 KiB
         self._leaving = False  # its input ends once everything is written
         self._greeting = b""
-        self._complaints, self._splitter = Tail(), LineSplitter()
+        self._errors, self._splitter = Tail(), LineSplitter()
         self._output: set[OutputStream] = set()
 
     def attach_streams(self, streams: AgentStreams) -> None:
@@ -194,20 +196,20 @@ class AgentProcess:
         self.phase, self._streams = AgentPhase.STARTING, streams
         self._loop.watch(streams.exited_fd, Order.EXITS, self._exited)
         self._loop.watch(streams.stdout.fileno(), Order.OUTPUT, self._read_greeting)
-        self._loop.watch(streams.stderr.fileno(), Order.OUTPUT, self._read_complaints)
+        self._loop.watch(streams.stderr.fileno(), Order.OUTPUT, self._read_errors)
 
     def assign(self, assignment: Assignment | DaemonOrder) -> None:
         """Give the agent its assignment, and show its output from now on."""
         assert self.phase is AgentPhase.GREETED
         streams = self._attached()
-        self._read_complaints()  # earlier lines are not shown
+        self._read_errors()  # earlier lines are not shown
         self.phase = AgentPhase.RUNNING
         self._loop.unwatch(streams.stderr.fileno())
         self._write(assignment.encode())
-        self._complaints, self._splitter = Tail(), LineSplitter()
+        self._errors, self._splitter = Tail(), LineSplitter()
         self._output = {
             OutputStream(streams.stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
-            _Complaints(streams.stderr, self.name, self._chorus, self._screen.err, self._complaints),
+            _AgentErrors(streams.stderr, self.name, self._echo_filter, self._screen.err, self._errors),
         }
 
     def send_signal(self, signum: int) -> None:
@@ -283,14 +285,14 @@ class AgentProcess:
         self._loop.unwatch(self._attached().stdout.fileno())
         self._greeted(self)
 
-    def _read_complaints(self) -> None:
+    def _read_errors(self) -> None:
         try:
             data = os.read(self._attached().stderr.fileno(), READ_BYTES)
         except BlockingIOError:
             return
         if not data:
             self._loop.unwatch(self._attached().stderr.fileno())
-        self._complaints.add(self._splitter.feed(data) if data else self._splitter.finish())
+        self._errors.add(self._splitter.feed(data) if data else self._splitter.finish())
 
     def _write(self, data: bytes) -> None:
         """Write the data, as much as the pipe takes now and the rest later."""
@@ -308,8 +310,8 @@ class AgentProcess:
             pass
         except BrokenPipeError:  # the agent is about to end, and may still print the reason
             self._unwritten, self._leaving = b"", True
-            deaf = partial(self.kill, "it does not read its input")
-            self._loop.set_timer(self, time.monotonic_ns() + LAST_WORD_NS, deaf)
+            end = partial(self.kill, "it does not read its input")
+            self._loop.set_timer(self, time.monotonic_ns() + LEAVE_NS, end)
         wanted = bool(self._unwritten)
         self._loop.watch(fd, Order.SINKS, self._write_on, wanted=wanted, events=selectors.EVENT_WRITE)
         if self._leaving and not wanted:
@@ -329,8 +331,8 @@ class AgentProcess:
     def _exited(self) -> None:
         streams = self._attached()
         if self.phase is not AgentPhase.RUNNING:
-            self._read_complaints()
-            self._complaints.add(self._splitter.finish())
+            self._read_errors()
+            self._errors.add(self._splitter.finish())
         for stream in self._output:
             stream.drain()
         self.exit_code = streams.exit_code()
@@ -353,7 +355,7 @@ class AgentProcess:
 
     def _reason(self, exit_code: int | None, way: str) -> str:
         """Return the problem, as far as the exit code and the last line on stderr show it."""
-        said = [line.decode(errors="replace").strip() for line in self._complaints.lines()]
+        said = [line.decode(errors="replace").strip() for line in self._errors.lines()]
         last = next((line for line in reversed(said) if line), "")
         is_broken = exit_code is None or (way == SSH and exit_code == SSH_FAILED)
         if self.phase is AgentPhase.RUNNING:

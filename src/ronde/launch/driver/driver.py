@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Protocol
 
 from ronde.errors import RondeError
@@ -22,8 +21,8 @@ from ronde.launch.agent.failure_report import report_elsewhere
 from ronde.launch.agent.worker_group import HASTY, TYPED, describe_interrupt
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
-from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
-from ronde.launch.driver.driver_messages import LAST_WORD, LastWord, ended_key
+from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, EchoFilter
+from ronde.launch.driver.driver_messages import JOB_END, JobEnd, ended_key
 from ronde.launch.hosts.host_list import Host
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, Streams
@@ -34,7 +33,7 @@ from ronde.process.process_groups import SignalInbox
 from ronde.rendezvous.membership import Failure
 from ronde.stores.tcp import StoreClient
 
-__all__ = ["Driver", "JobEnd", "Placement"]
+__all__ = ["Driver", "Placement"]
 
 SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
@@ -76,15 +75,6 @@ class Placement(Protocol):
         """Close everything. Agents that still run are ended."""
 
 
-@dataclass(frozen=True)
-class JobEnd:
-    """How a job ended. `reason`: why the driver ended it; empty if an agent's result did. `failure`: the first one."""
-
-    exit_code: int
-    reason: str
-    failure: Failure | None = None
-
-
 class Driver:
     """The shell around one `HostHealth`; what it opens belongs to the stack."""
 
@@ -99,17 +89,14 @@ class Driver:
         self._environment = environment
         self._health = health.HostHealth(placement.limits)
         self._agents: dict[str, AgentProcess] = {}
-        self._chorus = Chorus()
+        self._echo_filter = EchoFilter()
         self._events: deque[health.Event] = deque()
         self._reached = False  # whether the job has had all hosts that it needs
         self._refused = False  # whether a host has refused the configuration since then
-        self._word: LastWord | None = None  # an agent's result that ended the job
-        self._reason = ""  # ... or why the driver ended it
-        # The result of the last agent that gave way.
-        self._gave_way: LastWord | None = None
-        self._code = 0
-        self._over = False
-        self._hurry = False  # a signal came after the end
+        self._end: JobEnd | None = None
+        self._is_final = False  # whether no later result of an agent explains the end better
+        self._gave_way: JobEnd | None = None  # the result of the last agent that gave way
+        self._skips_output = False  # a signal came after the end
         self._typed = 0  # how many times the user typed a signal
         raise_descriptor_limit()  # four for each agent
         self.loop = Loop()
@@ -125,17 +112,13 @@ class Driver:
         self.loop.watch(self._inbox.fileno(), Order.SIGNALS, self._read_signals)
         self._placement.open(self)
         self._beat()
-        while self._agents or not self._over:
+        while self._agents or self._end is None:
             self._turn()
-        return JobEnd(
-            self._code,
-            self._reason or (self._word.reason if self._word else ""),
-            self._word.failure if self._word else None,
-        )
+        return self._end
 
     def show_rest(self) -> None:
         """Wait until everything is shown, or a signal ends the wait."""
-        while self._screen.waiting and not self._hurry:
+        while self._screen.waiting and not self._skips_output:
             self._turn()
 
     def _turn(self) -> None:
@@ -158,10 +141,10 @@ class Driver:
 
     def interrupt(self, signum: int) -> None:
         """Pass on a signal to all agents; the first one ends the job."""
-        self._hurry = self._over and not self._agents
+        self._skips_output = self._end is not None and not self._agents
         self._typed += signum in TYPED
-        if not self._reason and not self._word:
-            self._end_job(describe_interrupt(signum), 128 + signum, signum)
+        if self._end is None:
+            self._end_job(JobEnd(128 + signum, describe_interrupt(signum)), signum)
         else:
             for agent in list(self._agents.values()):
                 agent.send_signal(signum) if self._typed < 3 else agent.kill()
@@ -176,8 +159,8 @@ class Driver:
 
     def give_up(self, reason: str, exit_code: int = FAILED) -> None:
         """End the job, unless it has ended."""
-        if not self._over:
-            self._end_job(reason, exit_code, signal.SIGTERM)
+        if self._end is None:
+            self._end_job(JobEnd(exit_code, reason), signal.SIGTERM)
 
     def _step_health(self, event: health.Event) -> None:
         """Step the machine by one event after the other, including those that arise while it performs effects."""
@@ -204,20 +187,19 @@ class Driver:
                     self.loop.set_timer(self._health, at_ns, lambda: self._step_health(health.HostTimer()))
                 case health.GiveUp(reason) if self._gave_way:
                     self.say(reason)
-                    self._word = self._gave_way
-                    self._end_job("", self._word.exit_code, signal.SIGTERM)
+                    self._end_job(self._gave_way, signal.SIGTERM, is_final=False)
                 case health.GiveUp(reason):
                     reason = self._placement.explain_shortage(reason)
                     unreached = not self._reached and self._placement.is_given_by_user
-                    is_usage_error = self._refused or unreached
-                    self._end_job(reason, USAGE_ERROR if is_usage_error else FAILED, signal.SIGTERM)
+                    exit_code = USAGE_ERROR if self._refused or unreached else FAILED
+                    self._end_job(JobEnd(exit_code, reason), signal.SIGTERM)
 
     # Agents
 
     def add_agent(self, name: str, id: str) -> AgentProcess:
         """Return a new agent on the host of that name, as yet without streams."""
         agent = AgentProcess(
-            name, id, self.loop, self._screen, self._chorus, self._placement.greeted, self._ended
+            name, id, self.loop, self._screen, self._echo_filter, self._placement.greeted, self._ended
         )
         self._agents[name] = agent
         return agent
@@ -243,28 +225,30 @@ class Driver:
         del self._agents[agent.name]
         if self._placement.is_replaced(agent):
             return
-        word = self._last_word(agent)
-        if self._over:
-            if word and word.failure and not self._reason and _knows_better(word.failure, self._word):
-                self._word, self._code = word, word.exit_code
+        end = self._end_of(agent)
+        if self._end is not None:
+            if end and end.failure and not self._is_final and _knows_better(end.failure, self._end):
+                self._end = end
             return
         stopped = all(host.name != agent.name for host in self._health.running())
         if stopped:
             self._step_health(health.HostEnded(agent.name))
-        elif word is None or (word.exit_code not in (0, FAILED) and not word.failure):
-            if word and word.exit_code == USAGE_ERROR:
+        elif end is None or (end.exit_code not in (0, FAILED) and not end.failure):
+            if end and end.exit_code == USAGE_ERROR:
                 self._refused = True  # the configuration is at fault, not the host
-            self._step_health(health.HostFailed(agent.name, word.reason if word else agent.why))
-        elif word.gave_way and any(host.name != agent.name for host in self._health.running()):
-            self._gave_way = word
-            self._step_health(health.HostFailed(agent.name, word.reason))
+            self._step_health(health.HostFailed(agent.name, end.reason if end else agent.why))
+        elif end.gave_way and any(host.name != agent.name for host in self._health.running()):
+            self._gave_way = end
+            self._step_health(health.HostFailed(agent.name, end.reason))
         else:
-            self._word, self._code = word, word.exit_code
-            self._finish_job(farewell=True)  # a worker on another host may still end after its exception
+            # A worker on another host may still end after its exception.
+            self._end = end
+            self._finish_job(farewell=True)
 
-    def _last_word(self, agent: AgentProcess) -> LastWord | None:
+    def _end_of(self, agent: AgentProcess) -> JobEnd | None:
+        """Return the job's end as the agent has left it; None if it has left none."""
         try:
-            return LAST_WORD.decode(self._placement.store.get(ended_key(agent.id), 0))
+            return JOB_END.decode(self._placement.store.get(ended_key(agent.id), 0))
         except RondeError:
             return None
 
@@ -274,16 +258,15 @@ class Driver:
 
     # The end
 
-    def _end_job(self, reason: str, code: int, signum: int) -> None:
+    def _end_job(self, end: JobEnd, signum: int, is_final: bool = True) -> None:
         """End the job on all hosts."""
-        self._reason, self._code, self._over = reason, code, True
+        self._end, self._is_final = end, is_final
         for agent in list(self._agents.values()):
             agent.send_signal(signum)
         self._finish_job(farewell=signum not in HASTY)
 
     def _finish_job(self, farewell: bool = False) -> None:
-        """Note the job's end, and give the remaining agents time to learn of it and end."""
-        self._over = True
+        """Start no more agents, and give the remaining ones time to learn of the job's end and end."""
         self._step_health(health.JobOver())
         self._placement.end()
         for agent in list(self._agents.values()):
@@ -301,22 +284,22 @@ class Driver:
         """Show a line of the driver."""
         self._screen.say(f"ronde: {text}".encode(errors="backslashreplace"))
 
-    def report(self, outcome: JobEnd) -> None:
+    def report(self, end: JobEnd) -> None:
         """Show why the job failed: the first failure, on any host, and at the end the last output of its worker."""
-        if outcome.exit_code:
-            if outcome.failure is not None and (path := self._environment.get(ERROR_FILE)):
+        if end.exit_code:
+            if end.failure is not None and (path := self._environment.get(ERROR_FILE)):
                 try:
-                    failure = outcome.failure
+                    failure = end.failure
                     Disk().ask(lambda: hand_up(path, failure))
                 except OSError as error:
                     self.say(f"cannot write the error file {path}: {error.strerror or error}")
-            for line in report_elsewhere(outcome.reason, outcome.failure):
+            for line in report_elsewhere(end.reason, end.failure):
                 self._screen.say(line)
         self.show_rest()
 
 
-def _knows_better(failure: Failure, known: LastWord | None) -> bool:
+def _knows_better(failure: Failure, known: JobEnd) -> bool:
     """Return whether an agent's later result names the cause of a failure where the known one blames a lost peer."""
-    if known is None or known.failure is None:
+    if known.failure is None:
         return True
     return known.failure.blames_peer and not failure.blames_peer

@@ -28,9 +28,9 @@ __all__ = [
     "DaemonOrder",
     "HEARTBEATS",
     "HELLO",
+    "JOB_END",
+    "JobEnd",
     "KEY_LINE",
-    "LAST_WORD",
-    "LastWord",
     "PURPOSE",
     "REGISTRATION",
     "Registration",
@@ -107,21 +107,21 @@ class DaemonOrder:
 
 
 @dataclass(frozen=True)
-class LastWord:
-    """How the job ended, as an agent leaves it in the job's store.
+class JobEnd:
+    """How a job ended: for an agent, which leaves this in the job's store, and for its driver.
 
-    `failure`: the job's first one; `gave_way`: the job may go on without the agent's node.
+    `failure`: the job's first one. `gave_way`: the job may go on without the agent's node.
     """
 
     exit_code: int
     reason: str
-    failure: Failure | None
-    gave_way: bool
+    failure: Failure | None = None
+    gave_way: bool = False
 
 
 _ASSIGNMENT: TypedJson[Assignment] = TypedJson(Assignment, "assignment of an agent")
 _ORDER: TypedJson[DaemonOrder] = TypedJson(DaemonOrder, "order of a daemon")
-LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
+JOB_END: TypedJson[JobEnd] = TypedJson(JobEnd, "end of a job")
 
 
 def hello() -> bytes:
@@ -143,7 +143,7 @@ def _version() -> str:
 
 
 def ended_key(agent: str) -> str:
-    """Return the key of an agent's last word in the job's store."""
+    """Return the key of an agent's `JobEnd` in the job's store."""
     return f"agents/{agent}/ended"
 
 

@@ -17,7 +17,8 @@ from ronde.errors import TimeoutError, UsageError, WorkerError
 from ronde.launch.calls import load_result, pack_call, worker_error
 from ronde.launch.clusters.cluster import Cluster
 from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerSpec
-from ronde.launch.driver.driver import Driver, JobEnd
+from ronde.launch.driver.driver import Driver
+from ronde.launch.driver.driver_messages import JobEnd
 from ronde.launch.driver.job_store import JobMemory, fetch_result
 from ronde.launch.driver.task_agents import TaskAgents
 from ronde.launch.hosts.ssh import settings_that_travel
@@ -127,7 +128,7 @@ def run_packed_call(
     least = options.num_proc if options.min_num_proc is None else options.min_num_proc
     if not 1 <= least <= options.num_proc:
         raise UsageError(
-            f"{options.num_proc} workers, at least {least}, are impossible: expected 1 <= min_num_proc <= num_proc"
+            f"min_num_proc={least} is invalid with num_proc={options.num_proc}: expected 1 <= min_num_proc <= num_proc"
         )
     claim_standard_streams()
     config = _config(options)

@@ -40,7 +40,7 @@ __all__ = [
     "tcp_addresses",
 ]
 
-SOMEWHERE_ELSE = "192.0.2.1"  # reserved (RFC 5737): finding the route there sends nothing
+OUTSIDE = "192.0.2.1"  # no machine has this address (RFC 5737), and nothing is sent there
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("::", "0.0.0.0")
 DRIVER_STORE = "RONDE_DRIVER_STORE"  # for workers: where the agent has reached the store
@@ -104,7 +104,7 @@ def tcp_addresses(reachable: Sequence[str], server_address: str) -> tuple[str, .
 def _towards_others(config: LaunchConfig, own_addresses: Sequence[str], others: Sequence[str]) -> list[str]:
     """Return the address by which other hosts probably reach this one, if there is one."""
     names = [name.rpartition("@")[2] for name in others if not is_here(name, list(own_addresses))]
-    for name in (*names[:1], SOMEWHERE_ELSE):
+    for name in (*names[:1], OUTSIDE):
         with contextlib.suppress(UsageError):
             return [address_towards(name, config.start_timeout_ns)]
     return []

@@ -47,9 +47,9 @@ def run_hosts(config: LaunchConfig, environment: Mapping[str, str]) -> int:
     with ExitStack() as stack:
         placement = HostAgents(config, environment)
         driver = Driver(placement, environment, stack)
-        outcome = driver.run()
-        driver.report(outcome)
-        return outcome.exit_code
+        end = driver.run()
+        driver.report(end)
+        return end.exit_code
 
 
 class HostAgents:

@@ -40,23 +40,12 @@ from ronde.job_key import JobKey
 from ronde.launch.agent.worker_group import signal_name
 from ronde.launch.clusters.cluster import Capabilities, Capacity, Cluster, SlotEvents, Ticket
 from ronde.launch.config import LaunchConfig
-from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, Chorus
+from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, EchoFilter
 from ronde.launch.driver.driver_messages import DaemonOrder
-from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses
-from ronde.launch.driver.task_registry import (
-    Accept,
-    Begin,
-    Refuse,
-    Registry,
-    RegistryEvent,
-    Task,
-    TaskFailed,
-    TaskLost,
-    TaskRegistered,
-    TasksMissing,
-    gpus_by_host,
-)
-from ronde.launch.driver.task_server import TaskConnection, TaskServer
+from ronde.launch.driver.job_store import reachable_by_tasks
+from ronde.launch.driver.task_pool import TaskPool, agent_name
+from ronde.launch.driver.task_registry import Registry, Task, TaskFailed, TaskLost, gpus_by_host
+from ronde.launch.driver.task_server import TaskConnection
 from ronde.launch.loop import Loop, Order
 from ronde.launch.mpi.daemon import guarded_folder
 from ronde.launch.mpi.mpi_commands import (
@@ -69,7 +58,6 @@ from ronde.launch.mpi.mpi_commands import (
 from ronde.launch.mpi.mpirun import find_mpirun, libraries_of
 from ronde.launch.screen import Screen
 from ronde.net.addresses import interface_of
-from ronde.net.event_queue import EventQueue
 from ronde.net.peers import check_user
 from ronde.process.process_groups import Process
 
@@ -203,8 +191,6 @@ class MpiJob:
         self._cluster, self._config, self._command = cluster, config, command
         self._tickets, self._events = tickets, events
         self._registry = Registry(len(tickets), first_host)
-        self._connections: dict[int, TaskConnection] = {}  # those of which the registry has not decided
-        self._tasks: dict[str, Task] = {}  # by the agent's name
         self._agents: dict[str, AgentProcess] = {}
         self._reached: set[str] = set()  # addresses of this machine, by which tasks have come
         # The agent of the daemon, by mpirun's name of the host; empty until mpirun runs.
@@ -222,33 +208,21 @@ class MpiJob:
         `driver_address`: an address or a name by which tasks reach this machine first; empty: its own.
         """
         with ExitStack() as stack:
-            # Of slots, None for all; the reason; and whether the platform lost a task.
-            self._ends: EventQueue[tuple[int | None, str, bool]] = EventQueue()
-            stack.callback(self._ends.close)
             key = JobKey.from_hex(self._tickets[0].job_key.hex())
             reachable, listening = reachable_by_tasks(self._config, driver_address)
-            self._server = TaskServer(listening, key, self._config.rendezvous.silence_ns)
-            stack.callback(self._server.close)
-            addresses = tcp_addresses(reachable, self._server.address)
-            self._cluster.request([replace(ticket, addresses=addresses) for ticket in self._tickets], self)
+            silence_ns = self._config.rendezvous.silence_ns
+            self._pool = TaskPool(
+                self._cluster, self._registry.step, key, silence_ns, reachable, listening, stack
+            )
+            self._pool.request([replace(ticket, addresses=self._pool.addresses) for ticket in self._tickets])
             self._stack = stack.pop_all()
         self._thread.start()
 
     def end(self) -> None:
         """End everything, and wait for it. A second call does nothing."""
         self._is_over = True
-        self._ends.put((None, "", False))
+        self._pool.all_ended("")  # which wakes the thread
         self._thread.join()
-
-    # What the cluster reports, in any thread
-
-    def slot_ended(self, slot: int, reason: str) -> None:
-        """Note that the task of a slot has ended."""
-        self._ends.put((slot, reason, False))
-
-    def all_ended(self, reason: str, is_loss: bool = False) -> None:
-        """Note that all tasks have ended."""
-        self._ends.put((None, reason, is_loss))
 
     # The thread
 
@@ -267,8 +241,7 @@ class MpiJob:
         stack.callback(self._screen.close)
         stack.callback(self._close_agents)
         self._shell_server = ShellServer(self._folder, self._loop, stack, self._start_daemon)
-        self._loop.watch(self._server.fileno(), Order.NODES, self._read_tasks)
-        self._loop.watch(self._ends.fileno(), Order.NODES, self._read_ends)
+        self._pool.follow(self._loop, self, stack)
         while not self._is_over:
             self._turn()
         self._end_mpirun()
@@ -280,52 +253,39 @@ class MpiJob:
             agent.balance()
         self._loop.turn()
 
-    def _read_ends(self) -> None:
-        for slot, reason, is_loss in self._ends.take():
-            if slot is None:
-                self._fail(reason, is_loss)
-            elif _name(slot) not in self._agents:
-                self._step_registry(TaskFailed(slot, reason or "its task ended without having registered"))
-
     def _fail(self, reason: str, is_loss: bool = False) -> None:
         """Report once why all tasks end."""
         if not self._has_failed and not self._is_over:
             self._has_failed = True
             self._events.all_ended(reason, is_loss)
 
-    # Tasks that register
+    # What the pool reports
 
-    def _read_tasks(self) -> None:
-        for connection in self._server.accept():
-            told = connection.registration
-            self._connections[connection.id] = connection
-            task = Task(connection.id, told.slot, told.attempt, told.host, told.host_id, told.gpus)
-            self._step_registry(TaskRegistered(task))
+    def note_task_end(self, slot: int, reason: str) -> None:
+        """Note the end of a task; if it had an agent, the end of the agent says how."""
+        if agent_name(slot) not in self._agents:
+            self._pool.step(TaskFailed(slot, reason or "its task ended without having registered"))
 
-    def _step_registry(self, event: RegistryEvent) -> None:
-        for effect in self._registry.step(event):
-            match effect:
-                case Accept(task):
-                    self._accept(task)
-                case Refuse(id, reason):
-                    self._connections.pop(id).refuse(reason)
-                case Begin(tasks):
-                    self._start_mpirun(tasks)
-                case TasksMissing(reason):
-                    self._fail(reason)
+    def note_all_ended(self, reason: str) -> None:
+        """Report that the platform has ended all tasks."""
+        self._fail(reason, self._pool.was_loss)
 
-    def _accept(self, task: Task) -> None:
-        name, connection = _name(task.slot), self._connections.pop(task.id)
+    def miss_tasks(self, reason: str, is_final: bool) -> None:
+        """Report that a task has failed."""
+        self._fail(reason)
+
+    def accept_task(self, task: Task, connection: TaskConnection) -> None:
+        """Start the agent of a task."""
+        name = agent_name(task.slot)
         if earlier := self._agents.pop(name, None):
             earlier.close()
         self._reached.add(connection.address)
-        self._tasks[name] = task
         self._agents[name] = AgentProcess(
             name,
             secrets.token_hex(8),
             self._loop,
             self._screen,
-            Chorus(),
+            EchoFilter(),
             self._give_order,
             self._agent_ended,
         )
@@ -337,11 +297,11 @@ class MpiJob:
         del self._agents[agent.name]
         if shell := self._shells.pop(agent.name, None):
             shell.finish(LOST if agent.exit_code is None else agent.exit_code)
-        task = self._tasks[agent.name]
+        task = self._pool.tasks[agent.name]
         if self._process is not None and select.select([self._process.pidfd], [], [], 0)[0]:
             self._mpirun_ended()  # first: the daemons end with it
         if not self._hosts and agent.exit_code is None:
-            self._step_registry(TaskLost(task.id))  # the cluster may start it again
+            self._pool.step(TaskLost(task.id))  # the cluster may start it again
         elif agent.exit_code is None:
             reason = f"{agent.name} on {task.host} was lost: its connection broke, or a process was killed"
             self._fail(reason, is_loss=True)
@@ -350,9 +310,10 @@ class MpiJob:
 
     # mpirun and its daemons
 
-    def _start_mpirun(self, tasks: Sequence[Task]) -> None:
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Start mpirun, which starts a daemon on each host."""
         hosts = host_slots(tasks)
-        self._hosts = {host: _name(there[0].slot) for host, there in hosts.items()}
+        self._hosts = {host: agent_name(there[0].slot) for host, there in hosts.items()}
         interfaces = {interface_of(address) for address in self._reached}
         command = mpirun_command(
             self._command,
@@ -375,7 +336,7 @@ class MpiJob:
         if name not in self._agents or name in self._shells:
             shell.finish(LOST)
             return
-        task = self._tasks[name]
+        task = self._pool.tasks[name]
         gpus = gpus_by_host(self._registry.registered())[task.host_id]
         variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         if libraries := libraries_of(Path(self._command[0])):
@@ -436,7 +397,3 @@ class MpiJob:
         self._loop.set_timer(self, ends_ns, lambda: None)
         while not is_done() and time.monotonic_ns() < ends_ns:
             self._turn()
-
-
-def _name(slot: int) -> str:
-    return f"task {slot}"
