@@ -136,20 +136,7 @@ def run_packed_call(
     if options.mpi_options is not None:
         cluster = _with_mpi(cluster, config, options, is_secret)
     with ExitStack() as stack:
-        placement = TaskAgents(
-            cluster,
-            config,
-            options.num_proc,
-            call,
-            least=options.min_num_proc,
-            python=options.python,
-            is_secret=is_secret,
-            first_host=options.first_host,
-            is_talkative=options.is_talkative,
-            driver_address=options.driver_address,
-            driver_port=options.driver_port,
-            memory=memory,
-        )
+        placement = TaskAgents(cluster, config, options, call, is_secret=is_secret, memory=memory)
         driver = Driver(placement, own_environment(), stack, (options.stdout, options.stderr))
         end = driver.run()
         driver.show_rest()

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
@@ -55,6 +56,9 @@ from ronde.launch.hosts.host_list import Host
 from ronde.net.protection import Protection
 from ronde.stores.tcp import StoreClient
 
+if TYPE_CHECKING:
+    from ronde.launch.driver.functions import RunOptions
+
 __all__ = ["TaskAgents"]
 
 SECOND = 10**9
@@ -69,10 +73,8 @@ COOLDOWN_NS = (SECOND, 60 * SECOND)
 class TaskAgents:
     """The placement of a job in tasks of `cluster`, with one worker in each.
 
-    `workers`: how many; `least`: with how many an elastic job may begin and go on, None for a fixed number.
-    `call`: the packed function. `is_secret`: encrypt all connections. `first_host`: the name of the host of rank 0.
-    `is_talkative`: say who is awaited. `driver_address`, `driver_port`: as of `RunOptions`. `memory`: offered to the
-    workers.
+    `config`: of all agents, `options`: of the user. `call`: the packed function. `is_secret`: encrypt all connections.
+    `memory`: offered to the workers.
     """
 
     is_given_by_user = False
@@ -81,25 +83,16 @@ class TaskAgents:
         self,
         cluster: Cluster,
         config: LaunchConfig,
-        workers: int,
+        options: RunOptions,
         call: bytes,
         *,
-        least: int | None = None,
-        python: str | None = None,
         is_secret: bool = False,
-        first_host: str = "",
-        is_talkative: bool = True,
-        driver_address: str = "",
-        driver_port: int = 0,
         memory: JobMemory | None = None,
     ) -> None:
-        self._cluster, self._workers, self._call, self._python = cluster, workers, call, python
-        self._memory = memory
+        self._cluster, self._options, self._call, self._memory = cluster, options, call, memory
         self._is_secret = is_secret
-        self._is_fixed = least is None
-        least = workers if least is None else least
-        self._is_talkative = is_talkative
-        self._driver_address, self._driver_port = driver_address, driver_port
+        self._is_fixed = options.min_num_proc is None
+        workers, least = options.num_proc, options.min_num_proc or options.num_proc
         self._start_ns = config.start_timeout_ns
         self.limits = health.Limits(
             min_slots=least,
@@ -110,7 +103,7 @@ class TaskAgents:
         )
         self.config = _for_agents(config, workers, least, is_fixed=self._is_fixed)
         self.has_missed_start = False  # whether the job ended because too few tasks came in time
-        self._registry = Registry(workers, first_host)
+        self._registry = Registry(workers, options.first_host)
         self._key = JobKey.generate()
         self._stack = ExitStack()
         self._begun: dict[str, int] | None = None  # the ranks of nodes by the agent's name, after the barrier
@@ -125,8 +118,8 @@ class TaskAgents:
     def open(self, driver: Driver) -> None:
         """Serve the store and the tasks, and request all tasks."""
         self._driver = driver
-        reachable, listening = reachable_by_tasks(self.config, self._driver_address)
-        port = self._driver_port
+        reachable, listening = reachable_by_tasks(self.config, self._options.driver_address)
+        port = self._options.driver_port
         store = serve_store(listening, self._key, self._is_secret, port + 1 if port else 0)
         self._stack.callback(store.close)
         self._stores = tcp_addresses(reachable, store.address)
@@ -149,7 +142,7 @@ class TaskAgents:
         )
         self._pool.follow(driver.loop, self, self._stack)
         self._watch_for_shortage()
-        driver.offer_hosts(tuple(Host(agent_name(slot), 1) for slot in range(self._workers)))
+        driver.offer_hosts(tuple(Host(agent_name(slot), 1) for slot in range(self._options.num_proc)))
 
     def start_agents(self, hosts: Sequence[Host]) -> None:
         """Request a task for each slot."""
@@ -163,7 +156,7 @@ class TaskAgents:
                     job_key=bytes.fromhex(self._key.hex()),
                     protection=Protection.SECRET if self._is_secret else Protection.SEALED,
                     start_timeout_ns=self._start_ns,
-                    python=self._python,
+                    python=self._options.python,
                 )
             )
         try:
@@ -282,7 +275,7 @@ class TaskAgents:
         self._gpus = gpus_by_host(tasks)
         self._rings = dict(zip(self._begun, plan_ring([task.host_id for task in tasks], interfaces)))
         self._stop_watching()
-        if self._is_talkative:
+        if self._options.is_talkative:
             hosts = list(dict.fromkeys(task.host for task in tasks))
             self._driver.say(
                 f"{self._cluster.name}: all {len(tasks)} tasks have registered, on {', '.join(hosts)}"
@@ -311,7 +304,7 @@ class TaskAgents:
         self._pool.step(StartTimeout())
 
     def _say_later_what_is_missing(self) -> None:
-        if self._is_talkative:
+        if self._options.is_talkative:
             at_ns = time.monotonic_ns() + SAY_AGAIN_NS
             self._driver.loop.set_timer((self, "progress"), at_ns, self._say_what_is_missing)
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Protocol
 
 import pytest
 
@@ -42,10 +43,16 @@ def server(key: JobKey) -> Iterator[TaskServer]:
     server.close()
 
 
+class HasAddress(Protocol):
+    """What listens for tasks at an address."""
+
+    address: str
+
+
 class FakeTask:
     """A connection that has proved that it knows the key."""
 
-    def __init__(self, server: TaskServer, key: JobKey, slot: int = 0, *, registers: bool = True) -> None:
+    def __init__(self, server: HasAddress, key: JobKey, slot: int = 0, *, registers: bool = True) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port_of(server)))
         deadline_ns = time.monotonic_ns() + PATIENCE_S * SECOND
         handshake = authenticate(self.sock, Role.CLIENT, key, PURPOSE, Protection.SEALED, deadline_ns)
@@ -74,7 +81,7 @@ class FakeTask:
         return False
 
 
-def port_of(server: TaskServer) -> int:
+def port_of(server: HasAddress) -> int:
     return int(server.address.rpartition(":")[2])
 
 
