@@ -1,7 +1,7 @@
 """One agent, as its driver sees it: its streams, greeting, assignment, output and end.
 
     REQUESTED --streams--> STARTING --its hello--> GREETED --its assignment--> RUNNING
-    ... in any of them --it, or what leads to it, ends--> ENDED
+    ... in any of them --the agent, or the ssh or task that leads to it, ends--> ENDED
 
 An agent is a child process of the driver (the agent itself, or an ssh), or the child of a cluster's task, which relays
 its streams. Until the greeting, the driver does not show standard output, because login scripts may print anything. It
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -43,7 +44,7 @@ class AgentStreams(Protocol):
     """The streams of an agent. All descriptors are non-blocking.
 
     `stdin_fd`: for writing; -1 once it is closed. `exited_fd`: becomes readable when the agent has ended and its output
-    is complete. `way`: what leads to the agent and may break, such as "ssh"; empty for a child of the driver.
+    is complete. `way`: the connection to the agent, which may break, such as "ssh"; empty for a child of the driver.
     """
 
     stdin_fd: int
@@ -59,7 +60,7 @@ class AgentStreams(Protocol):
         """Return the exit code once `exited_fd` is readable; None if the way to the agent broke before it came."""
 
     def kill(self) -> None:
-        """Kill what leads to the agent. An agent on another host notices that its input has ended."""
+        """Kill the agent, or the ssh or task that leads to it; the agent then notices that its input has ended."""
 
     def close(self) -> None:
         """Close all descriptors, after a kill if the agent still runs. Unwatch them before."""
@@ -130,7 +131,7 @@ class EchoFilter:
         if not line.startswith(b"ronde: "):
             return False
         since_ns = time.monotonic_ns() - ECHO_NS
-        others = [who for at_ns, who, what in self._said if what == line and at_ns >= since_ns]
+        others = [other for at_ns, other, said in self._said if said == line and at_ns >= since_ns]
         if others and agent not in others:
             return True
         self._said.append((time.monotonic_ns(), agent, line))
@@ -163,21 +164,20 @@ class AgentPhase(Enum):
 class AgentProcess:
     """An agent on the host `name`, or in the task of that name.
 
-    `greeted` is called when the agent has said hello and waits for its assignment; `ended` when it, or what leads to
-    it, has exited; `why` is then the problem, or empty.
+    `greeted` is called when the agent has said hello and waits for its assignment; `ended` when the agent, or the ssh
+    or task that leads to it, has exited; `why` is then the problem, or empty.
     """
 
     def __init__(
         self,
         name: str,
-        id: str,
         loop: Loop,
         screen: Screen,
         echo_filter: EchoFilter,
         greeted: Callable[[AgentProcess], None],
         ended: Callable[[AgentProcess], None],
     ) -> None:
-        self.name, self.id = name, id
+        self.name, self.id = name, secrets.token_hex(8)
         self.phase = AgentPhase.REQUESTED
         self.why = ""
         self.exit_code: int | None = None  # of the agent that has ended; None: what led to it broke
@@ -233,7 +233,7 @@ class AgentProcess:
             self._write_on()
 
     def kill(self, why: str = "") -> None:
-        """Kill what leads to the agent; an agent on another host notices that its input has ended."""
+        """Kill the agent, or the ssh or task that leads to it; the agent then notices that its input has ended."""
         self.why = self.why or why
         if self._streams is not None:
             if self.phase is not AgentPhase.ENDED:
@@ -249,7 +249,7 @@ class AgentProcess:
             self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
     def close(self) -> None:
-        """Kill what leads to the agent and close everything. A running agent on another host notices it."""
+        """Kill as `kill` does, and close everything."""
         if self._streams is not None and self.phase is not AgentPhase.ENDED:
             self._streams.kill()
             self._let_go()

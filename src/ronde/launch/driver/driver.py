@@ -66,7 +66,7 @@ class Placement(Protocol):
         """Return whether another agent comes in the place of one that has ended; it has been added then."""
 
     def explain_shortage(self, reason: str) -> str:
-        """Return the reason why there are too few hosts, with what this placement knows about it."""
+        """Return the reason why there are too few hosts, and this placement's explanation."""
 
     def end(self) -> None:
         """Start no more agents: the job is over, and running ones are about to end."""
@@ -196,10 +196,10 @@ class Driver:
 
     # Agents
 
-    def add_agent(self, name: str, id: str) -> AgentProcess:
+    def add_agent(self, name: str) -> AgentProcess:
         """Return a new agent on the host of that name, as yet without streams."""
         agent = AgentProcess(
-            name, id, self.loop, self._screen, self._echo_filter, self._placement.greeted, self._ended
+            name, self.loop, self._screen, self._echo_filter, self._placement.greeted, self._ended
         )
         self._agents[name] = agent
         return agent

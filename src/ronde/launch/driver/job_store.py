@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
@@ -33,6 +34,7 @@ __all__ = [
     "connect_to_driver",
     "fetch_result",
     "offer_call",
+    "open_store",
     "reachable_addresses",
     "reachable_by_tasks",
     "send_results",
@@ -45,6 +47,7 @@ LOOPBACK = "127.0.0.1"
 EVERYWHERE = ("::", "0.0.0.0")
 DRIVER_STORE = "RONDE_DRIVER_STORE"  # for workers: where the agent has reached the store
 CALL = "call"
+CONNECT_NS = 10 * 10**9  # for the driver to reach its own store
 SPOOLED_BYTES = 64 << 20  # larger results wait in a file
 
 
@@ -93,6 +96,22 @@ def serve_store(
         with contextlib.suppress(UsageError):  # this machine has no IPv6
             return StoreServer(_tcp(address, str(port)), key, is_secret=is_secret)
     return StoreServer(_tcp(last, str(port)), key, is_secret=is_secret)
+
+
+def open_store(
+    reachable: Sequence[str],
+    listening: Sequence[str],
+    key: JobKey,
+    stack: ExitStack,
+    is_secret: bool | None = None,
+    port: int = 0,
+) -> tuple[StoreClient, tuple[str, ...]]:
+    """Serve a store until the stack closes; return the driver's client of it, and its addresses for agents."""
+    server = serve_store(listening, key, is_secret, port)
+    stack.callback(server.close)
+    client = StoreClient(server.address, key, CONNECT_NS, is_secret=is_secret)
+    stack.callback(client.close)
+    return client, tcp_addresses(reachable, server.address)
 
 
 def tcp_addresses(reachable: Sequence[str], server_address: str) -> tuple[str, ...]:

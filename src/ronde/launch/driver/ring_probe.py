@@ -1,8 +1,8 @@
 """Finds the address by which the other hosts of a job reach this one: the shell around `launch/driver/ring`.
 
 Agents meet in the store of the job, under the keys `ring/HOST/offer` and `ring/HOST/verdict`. A host serves its offered
-addresses until it has its verdict, which the host before it in the ring gives. `net/authenticating_listener` treats
-everybody else who connects there as a stranger.
+addresses until it has its verdict, which the host before it in the ring gives. `net/authenticating_listener` turns
+away every other client.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class _Relay:
                 return
         finally:
             os.close(exited)
-        while outputs and self._has_output(outputs):  # what others still hold open is not waited for
+        while outputs and self._has_output(outputs):  # other processes may hold the pipes open
             for fd in list(outputs):
                 self._pass_on(fd, outputs)
         self._send(TaskMessage.EXIT, str(agent.wait()).encode())

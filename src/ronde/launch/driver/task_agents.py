@@ -28,13 +28,7 @@ from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
 from ronde.launch.driver.driver import Driver
 from ronde.launch.driver.driver_messages import Assignment
-from ronde.launch.driver.job_store import (
-    JobMemory,
-    offer_call,
-    reachable_by_tasks,
-    serve_store,
-    tcp_addresses,
-)
+from ronde.launch.driver.job_store import JobMemory, offer_call, open_store, reachable_by_tasks
 from ronde.launch.driver.ring import RingPlan, plan_ring
 from ronde.launch.driver.task_pool import TaskPool, agent_name
 from ronde.launch.driver.task_registry import (
@@ -54,7 +48,6 @@ from ronde.launch.driver.task_registry import (
 from ronde.launch.driver.task_server import TaskConnection
 from ronde.launch.hosts.host_list import Host
 from ronde.net.protection import Protection
-from ronde.stores.tcp import StoreClient
 
 if TYPE_CHECKING:
     from ronde.launch.driver.functions import RunOptions
@@ -120,11 +113,9 @@ class TaskAgents:
         self._driver = driver
         reachable, listening = reachable_by_tasks(self.config, self._options.driver_address)
         port = self._options.driver_port
-        store = serve_store(listening, self._key, self._is_secret, port + 1 if port else 0)
-        self._stack.callback(store.close)
-        self._stores = tcp_addresses(reachable, store.address)
-        self.store = StoreClient(store.address, self._key, 10 * SECOND, is_secret=self._is_secret)
-        self._stack.callback(self.store.close)
+        self.store, self._stores = open_store(
+            reachable, listening, self._key, self._stack, self._is_secret, port + 1 if port else 0
+        )
         offer_call(self.store, self._call)
         self._call = b""
         if self._memory is not None:
@@ -148,7 +139,7 @@ class TaskAgents:
         """Request a task for each slot."""
         tickets = []
         for host in hosts:
-            self._driver.add_agent(host.name, secrets.token_hex(8))
+            self._driver.add_agent(host.name)
             tickets.append(
                 Ticket(
                     slot=_slot(host.name),
@@ -179,7 +170,7 @@ class TaskAgents:
             return False
         if task := self._pool.tasks.pop(agent.name, None):
             self._pool.step(TaskLost(task.id))
-            self._driver.add_agent(agent.name, secrets.token_hex(8))
+            self._driver.add_agent(agent.name)
         return task is not None
 
     def explain_shortage(self, reason: str) -> str:
@@ -260,7 +251,7 @@ class TaskAgents:
         if agent is not None and agent.phase is not AgentPhase.REQUESTED:  # of an earlier attempt
             agent.close()
             agent = None
-        agent = agent or self._driver.add_agent(name, secrets.token_hex(8))
+        agent = agent or self._driver.add_agent(name)
         agent.attach_streams(connection.accept())
 
     def miss_tasks(self, reason: str, is_final: bool) -> None:

@@ -252,7 +252,7 @@ def _write(line: str) -> None:
     try:
         sys.stdout.write(line)
         sys.stdout.flush()
-    except (OSError, ValueError):  # nobody reads it any more
+    except (OSError, ValueError):  # the reader is gone
         pass
 
 

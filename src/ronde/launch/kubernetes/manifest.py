@@ -66,7 +66,7 @@ class PodJob:
 
     `kind`: JOB or JOB_SET. `command`: what each Pod's container runs, word by word. `namespace`: empty for the one that
     kubectl chooses. `gpus`: NVIDIA GPUs of each Pod; `cpus`, `memory`, `shared_memory`: quantities of Kubernetes for
-    each Pod, empty for what its defaults are. `variables`: variables of the container, whose values are secrets.
+    each Pod, empty for its defaults. `variables`: variables of the container, whose values are secrets.
     `grace_s`: how long a Pod that is deleted may take to end.
     """
 
@@ -229,7 +229,7 @@ def _container(job: PodJob) -> Object:
 
 
 def _resources(job: PodJob) -> Object:
-    """Return what the container gets. A limit of processor time would only slow the job down."""
+    """Return the resources of the container. A limit of processor time would only slow the job down."""
     requests = {"cpu": job.cpus} if job.cpus else {}
     limits = {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
     if job.memory:

@@ -11,7 +11,7 @@ each host, and the daemons start as many tasks as there are slots. Those registe
 cluster, so the driver handles ranks, output, results and failures. The number of a rank in MPI is its slot.
 
 A thread with a loop serves mpirun, the tasks of the other cluster, and the remote shells (`remote_shell`), which are
-processes of this machine and user; nobody else can connect.
+processes of this machine and user; no other user can connect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import io
 import json
 import os
 import re
-import secrets
 import select
 import shlex
 import signal
@@ -282,7 +281,6 @@ class MpiJob:
         self._reached.add(connection.address)
         self._agents[name] = AgentProcess(
             name,
-            secrets.token_hex(8),
             self._loop,
             self._screen,
             EchoFilter(),

@@ -102,5 +102,5 @@ def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def daemon_command(command: str) -> str:
-    """Return the shell command by which mpirun would start a daemon, without what holds only for its own machine."""
+    """Return mpirun's shell command that starts a daemon, without the options that hold only for its own machine."""
     return _DRIVER_OPTIONS.sub("", command)

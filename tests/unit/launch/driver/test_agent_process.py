@@ -34,7 +34,7 @@ class Started:
         self.screen = Screen(self.loop, lambda: None)
         self.began = False
         self.agent = AgentProcess(
-            "b", "1", self.loop, self.screen, EchoFilter(), self._greeted, lambda agent: None
+            "b", self.loop, self.screen, EchoFilter(), self._greeted, lambda agent: None
         )
         command = ["/bin/sh", "-c", script]
         self.agent.attach_streams(ChildStreams(command, dict(os.environ), way=SSH if by_ssh else ""))
