@@ -55,9 +55,7 @@ _OPEN_MPI_INTERFACE = "OMPI_MCA_btl_tcp_if_include"  # for workers that use MPI
 
 def main() -> int:
     """Run the agent; return the exit code."""
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, ()
-    )  # Ray blocks SIGINT in its processes, and children inherit that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its processes and their children
     try:
         return _serve()
     except RondeError as error:
