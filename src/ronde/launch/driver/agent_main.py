@@ -47,7 +47,7 @@ __all__ = ["main"]
 READ_BYTES = 64 * 1024
 TRY_NS = 2 * 10**9  # per address
 PAUSE_S = 0.2  # after a try of all addresses
-GOODBYE_NS = 15 * 10**9  # how long the agent may take to end after its workers
+AGENT_END_NS = 15 * 10**9  # how long the agent may take to end after its workers
 USAGE_ERROR, INTERRUPTED = 2, 130
 _INTERFACES = {"RONDE_INTERFACE", "HOROVOD_GLOO_IFACE"}  # with which a user chooses the workers' addresses
 _OPEN_MPI_INTERFACE = "OMPI_MCA_btl_tcp_if_include"  # for workers that use MPI
@@ -142,7 +142,7 @@ def _read_order(launcher: _Launcher) -> tuple[str, bytes]:
 def _run(assignment: Assignment, launcher: _Launcher) -> int:
     config = assignment.config
     spec, meeting = config.worker, config.rendezvous
-    patience_ns = spec.longest_end_ns() + GOODBYE_NS
+    patience_ns = spec.longest_end_ns() + AGENT_END_NS
     launcher.follow(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
     here = environment()
     try:

@@ -37,7 +37,7 @@ __all__ = ["Driver", "Placement"]
 
 SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
-GOODBYE_NS = 15 * SECOND  # how long agents may take to end after their workers
+AGENT_END_NS = 15 * SECOND  # how long agents may take to end after their workers
 
 
 class Placement(Protocol):
@@ -273,7 +273,7 @@ class Driver:
             if agent.phase is not AgentPhase.RUNNING:
                 agent.kill()
         spec = self._placement.config.worker
-        wait_ns = spec.longest_end_ns(farewell) + GOODBYE_NS
+        wait_ns = spec.longest_end_ns(farewell) + AGENT_END_NS
         self.loop.set_timer(self, time.monotonic_ns() + wait_ns, self._hang_up)
 
     def _hang_up(self) -> None:

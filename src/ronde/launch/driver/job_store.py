@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 from ronde.environment import environment
 from ronde.errors import RondeError, UsageError
@@ -33,6 +33,7 @@ __all__ = [
     "call_of_job",
     "connect_to_driver",
     "fetch_result",
+    "first_that_listens",
     "offer_call",
     "open_store",
     "reachable_addresses",
@@ -49,6 +50,8 @@ DRIVER_STORE = "RONDE_DRIVER_STORE"  # for workers: where the agent has reached 
 CALL = "call"
 CONNECT_NS = 10 * 10**9  # for the driver to reach its own store
 SPOOLED_BYTES = 64 << 20  # larger results wait in a file
+
+Listening = TypeVar("Listening")
 
 
 def reachable_addresses(
@@ -91,11 +94,21 @@ def serve_store(
 
     `is_secret`: as of `StoreServer`. `port`: 0 for any.
     """
+    return first_that_listens(
+        listening, lambda host: StoreServer(_tcp(host, str(port)), key, is_secret=is_secret)
+    )
+
+
+def first_that_listens(listening: Sequence[str], listen: Callable[[str], Listening]) -> Listening:
+    """Return the result of `listen` for the first of these addresses that this machine has: it may have no IPv6.
+
+    Raises UsageError, that of the last address, if it has none.
+    """
     *others, last = listening
-    for address in others:
-        with contextlib.suppress(UsageError):  # this machine has no IPv6
-            return StoreServer(_tcp(address, str(port)), key, is_secret=is_secret)
-    return StoreServer(_tcp(last, str(port)), key, is_secret=is_secret)
+    for host in others:
+        with contextlib.suppress(UsageError):
+            return listen(host)
+    return listen(last)
 
 
 def open_store(
