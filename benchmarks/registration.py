@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from tables import write_csv
 
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.assignment import Assignment, hello
+from ronde.launch.driver.driver_messages import REGISTRATION, Assignment, Registration, hello
 from ronde.launch.driver.ring import HostOffer, OfferedAddress, ProbeEdge, RingPlan, likely_first, plan_ring
-from ronde.launch.driver.task_messages import REGISTRATION, Registration
 from ronde.launch.driver.task_registry import (
     Accept,
     Begin,

@@ -20,7 +20,7 @@ from tests.attacks.crowds import crowd
 
 import ronde
 from ronde.errors import TimeoutError
-from ronde.launch.clusters.base import SlotEvents, Ticket
+from ronde.launch.clusters.cluster import SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.launch.driver.task import run_task

@@ -20,7 +20,7 @@ from tests.conformance.cluster_kinds import KINDS, SILENCED, SLOTS, New, agents,
 from ronde.comqueue import IterationStep, iterate, read
 from ronde.errors import UsageError, WorkerError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Capacity, Cluster, Ticket
+from ronde.launch.clusters.cluster import Capacity, Cluster, Ticket
 from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses

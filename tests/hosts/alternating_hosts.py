@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.hosts.ssh import SshServers
 
-from ronde.launch.clusters.base import SlotEvents, Ticket
+from ronde.launch.clusters.cluster import SlotEvents, Ticket
 from ronde.launch.clusters.local import PROGRAM, LocalCluster
 from ronde.testing.hosts import Hosts
 

@@ -18,7 +18,7 @@ from tests.hosts.ssh_jobs import World
 
 from ronde.errors import RondeError
 from ronde.launch.clusters import local
-from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
+from ronde.launch.clusters.cluster import Capabilities, SlotEvents, Ticket
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.settings import JobKey
 from ronde.stores.tcp import StoreServer

@@ -95,7 +95,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
     for sentence in [*idle_options(asked), *idle_variables(variables)]:
         print(f"ronde: {sentence}", file=sys.stderr)
     if asked.value("--launcher") == "mpi":
-        from ronde.launch import mpirun
+        from ronde.launch.mpi import mpirun
 
         environment = {**variables, **config.worker.environment}
         if asked.has("--dry-run"):
@@ -113,7 +113,7 @@ def _launch(asked: RunArguments, variables: Mapping[str, str]) -> int:
 
     explain_deadly_signals(config.worker.signals)
     if config.hosts or config.discovery:
-        from ronde.launch.driver.host_agents import run_hosts
+        from ronde.launch.hosts.host_agents import run_hosts
 
         return run_hosts(config, variables)
     from ronde.launch.agent.agent import run_agent

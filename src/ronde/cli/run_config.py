@@ -174,7 +174,7 @@ def _check_workers(asked: RunArguments, by_ssh: bool) -> None:
 def _hosts(asked: RunArguments, here: Here) -> tuple[tuple[str, int], ...]:
     if not asked.has("--hosts", "--hostfile"):
         return ()
-    from ronde.launch.host_list import parse_hostfile, parse_hosts, place_workers
+    from ronde.launch.hosts.host_list import parse_hostfile, parse_hosts, place_workers
 
     if asked.has("--hosts"):
         hosts = parse_hosts(asked.value("--hosts"), asked.origin("--hosts"))

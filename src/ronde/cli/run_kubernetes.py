@@ -22,8 +22,7 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.kubernetes.indexed_job import IndexedPod
-from ronde.launch.kubernetes.manifest import JOB, JOB_SET, Manifest, PodJob, build_manifest
-from ronde.launch.kubernetes.manifest_patch import patch_manifest
+from ronde.launch.kubernetes.manifest import JOB, JOB_SET, Manifest, PodJob, build_manifest, patch_manifest
 
 __all__ = ["describe_pods", "run_on_kubernetes"]
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from ronde.checkpoints import Checkpoints
 from ronde.errors import UsageError
-from ronde.launch.driver.transfer import connect_to_driver
+from ronde.launch.driver.job_store import connect_to_driver
 from ronde.stores.base import Store
 from ronde.stores.large_values import delete_large, get_large, put_large
 from ronde.trusted_files import (

@@ -39,7 +39,7 @@ from ronde.launch.config import LaunchConfig, WorkerSpec
 from ronde.process.exceptions import exception_text
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["SharedValues", "run_on"]
 
@@ -79,7 +79,7 @@ def run_on(plan: Plan, on: str | Cluster | None) -> list[Any]:
             return _run_in_processes(plan, num_tasks or _cores())
         case "threads":
             return _run_in_threads(plan, num_tasks or _cores())
-    from ronde.launch.clusters.registry import registered_cluster  # only clusters need it
+    from ronde.launch.clusters.cluster import registered_cluster  # only clusters need it
 
     try:
         cluster = registered_cluster(kind)

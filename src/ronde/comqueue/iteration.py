@@ -39,7 +39,7 @@ from ronde.launch.calls import describe_unsendable_part, pickler
 from ronde.types import ReduceOp
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["IterationResult", "IterationStep", "iterate"]
 

@@ -26,7 +26,7 @@ from ronde.data.rows import (
 from ronde.errors import UsageError
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = [
     "CommonData",

@@ -22,7 +22,7 @@ from ronde.errors import UsageError
 from ronde.foreign_names import other_names
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["ComQueue", "IterativeComQueue"]
 

@@ -16,10 +16,10 @@ from ronde.data.rows import RowSource, is_dask_frame, is_flink_table
 from ronde.data.sources import ColumnRows, array_rows, parquet_rows, table_rows
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.launch.driver.rows_file import ROWS
+from ronde.launch.clusters.platforms import ROWS
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["DaskRows", "FlinkRows", "SparkRows", "read"]
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO, TypeVar
 
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
-from ronde.launch.clusters.engine_package import needs_package
+from ronde.launch.clusters.platforms import needs_package
 from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
 
 with needs_package("distributed", "dask"):

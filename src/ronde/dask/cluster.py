@@ -21,9 +21,8 @@ from distributed import Client, Future
 
 from ronde.dask.frame_rows import compute_partitions, run_with_rows
 from ronde.errors import UsageError
-from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
-from ronde.launch.clusters.key_transport import report_unencrypted
-from ronde.launch.clusters.partition_places import deal_partitions
+from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.platforms import deal_partitions, report_unencrypted
 from ronde.launch.driver.task import run_task
 
 __all__ = ["DaskCluster"]
@@ -72,7 +71,7 @@ class DaskCluster:
     def take_rows(self, frame: Any) -> None:
         """Run tasks where the rows of a data frame are, and give each of them some of its partitions.
 
-        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`. Not for elastic jobs.
+        The worker of a task finds them by `ronde.launch.clusters.platforms.ROWS`. Not for elastic jobs.
 
         Args:
             frame: A data frame of Dask.

@@ -14,8 +14,8 @@ from distributed import Client, Future, get_worker, wait
 
 from ronde.data.columns import holds_numbers
 from ronde.data.needs import need
-from ronde.launch.clusters.base import Ticket
-from ronde.launch.driver.rows_file import RowsFile
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.clusters.platforms import RowsFile
 from ronde.launch.driver.task import run_task
 
 __all__ = ["column_names", "compute_partitions", "numeric_columns", "run_with_rows"]
@@ -74,7 +74,7 @@ def compute_partitions(
 def run_with_rows(ticket: Ticket, parts: Sequence[Any]) -> None:
     """Run a Dask task whose worker gets the rows of partitions, data frames of pandas.
 
-    The worker finds them by `ronde.launch.driver.rows_file.ROWS`.
+    The worker finds them by `ronde.launch.clusters.platforms.ROWS`.
     """
     import pyarrow
 

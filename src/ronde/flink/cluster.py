@@ -27,8 +27,8 @@ from pyflink.util.java_utils import get_field_value
 from ronde.errors import UsageError
 from ronde.flink.table_rows import add_slots, environment_of
 from ronde.flink.tasks import SlotFunction, describe_failure, is_cancellation, lacks_slots, root_cause
-from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
-from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.platforms import report_unencrypted
 
 __all__ = ["FlinkCluster", "check_encryption"]
 
@@ -91,7 +91,7 @@ class FlinkCluster:
     def take_rows(self, table: Table, columns: Sequence[str]) -> None:
         """Run tasks where the rows of a table are, in its environment, and give each of them some of these.
 
-        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`.
+        The worker of a task finds them by `ronde.launch.clusters.platforms.ROWS`.
 
         Args:
             table: A table of a streaming or batch environment.

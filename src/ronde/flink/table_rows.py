@@ -22,8 +22,8 @@ from pyflink.util.exceptions import JavaException
 from pyflink.util.java_utils import is_instance_of
 
 from ronde.errors import UsageError
-from ronde.launch.clusters.base import Ticket
-from ronde.launch.driver.rows_file import RowsFile
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.clusters.platforms import RowsFile
 from ronde.launch.driver.task import run_task
 
 __all__ = ["add_slots", "check_columns", "check_streams", "column_names", "environment_of", "numeric_columns"]

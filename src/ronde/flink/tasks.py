@@ -8,7 +8,7 @@ from typing import Any
 
 from pyflink.datastream import ProcessFunction, RuntimeContext
 
-from ronde.launch.clusters.base import Capacity, Ticket
+from ronde.launch.clusters.cluster import Capacity, Ticket
 from ronde.launch.driver.task import run_task
 
 __all__ = ["SlotFunction", "describe_failure", "is_cancellation", "lacks_slots", "root_cause"]

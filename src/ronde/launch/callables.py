@@ -24,7 +24,7 @@ from ronde.launch.templates.preload import LATER, WORTH_IT
 from ronde.rendezvous.membership import Failure
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["ElasticLaunch", "run"]
 
@@ -93,7 +93,7 @@ def _run_on_cluster(
     environment: Mapping[str, str],
     use_mpi: bool,
 ) -> list[R]:
-    from ronde.launch.clusters.registry import registered_cluster  # only such jobs need these
+    from ronde.launch.clusters.cluster import registered_cluster  # only such jobs need these
     from ronde.launch.driver.functions import RunOptions, run_function
 
     if isinstance(cluster, str):

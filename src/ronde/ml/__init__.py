@@ -13,7 +13,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ronde.launch.clusters.engine_package import needs_package
+from ronde.launch.clusters.platforms import needs_package
 
 if TYPE_CHECKING:
     from ronde.ml.history import History

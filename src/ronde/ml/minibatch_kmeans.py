@@ -35,7 +35,7 @@ from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import TrainingData, training_data
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["MiniBatchKMeans"]
 

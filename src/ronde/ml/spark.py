@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ronde.errors import UsageError
-from ronde.launch.clusters.engine_package import needs_package
+from ronde.launch.clusters.platforms import needs_package
 from ronde.ml.base import DistributedEstimator
 from ronde.ml.saving import from_bytes, to_bytes
 

@@ -18,7 +18,7 @@ from ronde.comqueue.functions import name_of
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
     from ronde.ml.training_data import TrainingData
 
 __all__ = ["SingleThreadedStep", "iterate_fit", "one_blas_thread", "place_of"]

@@ -5,7 +5,7 @@ See docs/ray.md.
 
 from __future__ import annotations
 
-from ronde.launch.clusters.engine_package import needs_package
+from ronde.launch.clusters.platforms import needs_package
 
 with needs_package("ray", "ray"):
     from ronde.ray.cluster import Placing, RayCluster

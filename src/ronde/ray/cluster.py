@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
-from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.platforms import report_unencrypted
 from ronde.launch.driver.task import run_task
 
 __all__ = ["Placing", "RayCluster"]

@@ -14,8 +14,8 @@ from typing import Any, TextIO, TypeVar
 
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
-from ronde.launch.clusters.base import Cluster
-from ronde.launch.clusters.engine_package import needs_package
+from ronde.launch.clusters.cluster import Cluster
+from ronde.launch.clusters.platforms import needs_package
 from ronde.launch.driver.functions import (
     ELASTIC_RESTARTS,
     RunOptions,

@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame
 
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
-from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.platforms import report_unencrypted
 from ronde.spark.frame_rows import run_at_rows
 from ronde.spark.submissions import Submissions
 from ronde.spark.tasks import describe_failure, is_cancellation, run_any, run_once
@@ -82,7 +82,7 @@ class SparkCluster:
     def take_rows(self, frame: DataFrame) -> None:
         """Run tasks where the rows of a data frame are, and give each of them some of these.
 
-        The worker of a task finds them by `ronde.launch.driver.rows_file.ROWS`. Not for elastic jobs.
+        The worker of a task finds them by `ronde.launch.clusters.platforms.ROWS`. Not for elastic jobs.
 
         Args:
             frame: A data frame of the same Spark session.

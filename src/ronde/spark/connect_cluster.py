@@ -13,8 +13,8 @@ from typing import Any
 
 from pyspark.sql.connect.session import SparkSession
 
-from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
-from ronde.launch.clusters.key_transport import report_unencrypted
+from ronde.launch.clusters.cluster import Capabilities, SlotEvents, Ticket
+from ronde.launch.clusters.platforms import report_unencrypted
 from ronde.spark.submissions import Submissions
 from ronde.spark.tasks import describe_failure, is_cancellation, run_once
 

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from ronde.environment import environment
-from ronde.launch.driver.rows_file import RowsFile
+from ronde.launch.clusters.platforms import RowsFile
 
 __all__ = ["run_at_rows"]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyspark import TaskContext
 
-from ronde.launch.clusters.base import Ticket
+from ronde.launch.clusters.cluster import Ticket
 
 __all__ = ["describe_failure", "is_cancellation", "run_any", "run_once"]
 
@@ -28,7 +28,7 @@ def run_any(ticket: Ticket, variables: Mapping[str, str] | None = None) -> list[
 
     context = _task_context()
     module_path = [path for path in sys.path if not _CORE_JAR.fullmatch(path)]
-    run_task(ticket, context.taskAttemptId(), _gpus(context), module_path, variables, keeps_agent=True)
+    run_task(ticket, context.taskAttemptId(), _gpus(context), module_path, variables)
     return []
 
 

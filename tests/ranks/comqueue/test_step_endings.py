@@ -15,7 +15,7 @@ import pytest
 
 from ronde.comqueue import IterationStep, execution, iterate
 from ronde.errors import RemoteError, UsageError, WorkerError
-from ronde.launch.clusters.base import SlotEvents, Ticket
+from ronde.launch.clusters.cluster import SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
 
 PLACES = ["local:2", "threads:2", pytest.param("cluster", marks=pytest.mark.slow)]

@@ -27,7 +27,7 @@ from tests.ranks.launcher.called_functions import (
 )
 
 from ronde import TimeoutError, UsageError, WorkerError
-from ronde.launch.clusters.base import Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.cluster import Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
 from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
 

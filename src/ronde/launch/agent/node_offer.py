@@ -18,6 +18,7 @@ from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.loop import Loop, Order
 from ronde.net.addresses import (
+    OUTSIDE,
     Address,
     address_of_interface,
     address_towards,
@@ -51,7 +52,6 @@ SERVED = ("tcp", "c10d", "static")  # a node serves the store at the endpoint
 LOOPBACK = "127.0.0.1"
 LAST_MOMENTS_NS = 2 * 10**9  # workers of a killed agent may still use the port
 LOOK_AGAIN_S = 0.05
-OTHER_NETWORK = "192.0.2.1"  # no machine has it (RFC 5737): the route to it is the default route
 
 
 def job_key(config: LaunchConfig, environment: Mapping[str, str]) -> JobKey:
@@ -129,7 +129,7 @@ def _host_of(endpoint: str) -> str:
 
 def _towards(host: str, within_ns: int | None = None) -> str:
     try:
-        return address_towards(host or OTHER_NETWORK, within_ns)
+        return address_towards(host or OUTSIDE, within_ns)
     except UsageError:
         if host:
             raise

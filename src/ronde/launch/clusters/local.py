@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ronde.environment import environment
 from ronde.errors import UsageError
-from ronde.launch.clusters.base import Capabilities, Capacity, SlotEvents, Ticket
+from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
 
 __all__ = ["PROGRAM", "LocalCluster"]
 
@@ -31,7 +31,7 @@ class LocalCluster:
 
     def __init__(self, slots: int, command: Sequence[str] = PROGRAM) -> None:
         if slots < 1:
-            raise UsageError(f"a local cluster of {slots} slots is impossible: expected at least 1")
+            raise UsageError(f"slots={slots} is invalid: expected at least 1")
         self.name = "this machine"
         self.capabilities = Capabilities(elastic=True, gang=False)
         self._slots, self._command = slots, command

@@ -1,15 +1,11 @@
 """A program: the agent that `ronde run -H` starts on each host, by SSH or on its own machine.
 
-    python -P -m ronde.launch.driver.agent_main [CLAIM_FD IDLE_NS]
+    python -P -m ronde.launch.driver.agent_main
 
 It says hello, reads its assignment from standard input, finds the job's store at one of the addresses in it, and is
 then an agent like any other. Afterwards standard input brings signals, as `signal 2`, and heartbeats, as `beat`. When
 it ends or falls silent, because the launcher or the connection is lost, the agent leaves, so no unsupervised process
 goes on. The agent leaves its result in the store, because the exit code of an ssh says little.
-
-With CLAIM_FD, which a task gives it (`kept_agents`), it waits for another assignment after a job that ended well, for
-IDLE_NS at most. It keeps the template of its worker, too, so the next job starts no interpreter and imports neither
-Ronde nor NumPy.
 """
 
 from __future__ import annotations
@@ -30,12 +26,12 @@ from ronde.environment import environment
 from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
-from ronde.launch.driver.assignment import (
+from ronde.launch.driver.driver_messages import (
+    JOB_END,
     KEY_LINE,
-    LAST_WORD,
     Assignment,
     DaemonOrder,
-    LastWord,
+    JobEnd,
     ended_key,
     hello,
 )
@@ -51,18 +47,7 @@ __all__ = ["main"]
 READ_BYTES = 64 * 1024
 TRY_NS = 2 * 10**9  # per address
 PAUSE_S = 0.2  # after a try of all addresses
-GOODBYE_NS = 15 * 10**9  # how long the agent may take to end after its workers
-TAKEN_NS = 10**9  # until a task that has taken this agent says so; then it looks again
-IDLE, BUSY = "ronde-idle", "ronde-agent"  # the names of this process meanwhile, for ps
-# What the function's worker and most functions import, and starts no thread.
-PRELOADED = (
-    "numpy",
-    "cloudpickle",
-    "ronde",
-    "ronde.comm.world",
-    "ronde.engine.process",
-    "ronde.launch.calls",
-)
+AGENT_END_NS = 15 * 10**9  # how long the agent may take to end after its workers
 USAGE_ERROR, INTERRUPTED = 2, 130
 _INTERFACES = {"RONDE_INTERFACE", "HOROVOD_GLOO_IFACE"}  # with which a user chooses the workers' addresses
 _OPEN_MPI_INTERFACE = "OMPI_MCA_btl_tcp_if_include"  # for workers that use MPI
@@ -70,11 +55,9 @@ _OPEN_MPI_INTERFACE = "OMPI_MCA_btl_tcp_if_include"  # for workers that use MPI
 
 def main() -> int:
     """Run the agent; return the exit code."""
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, ()
-    )  # Ray blocks SIGINT in its processes, and children inherit that
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its processes and their children
     try:
-        return _serve(*map(int, sys.argv[1:]))
+        return _serve()
     except RondeError as error:
         print(f"ronde: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -82,39 +65,22 @@ def main() -> int:
         return INTERRUPTED
 
 
-def _serve(claim: int | None = None, idle_ns: int = 0) -> int:
-    _greet()
-    import ronde.launch.agent.agent  # noqa: F401  # slow to load: while the driver waits for other agents
-
-    line = _LifeLine(0)
-    key, order = _read_order(line)
-    while True:
-        if daemon := DaemonOrder.decode(order):
-            from ronde.launch.mpi.daemon import run_daemon  # only for jobs with MPI
-
-            return run_daemon(daemon, key)
-        code = _follow_assignment(line, key, order, keeps_template=claim is not None)
-        if claim is None or code != 0 or not (key := _await_key(line, claim, idle_ns)):
-            return code
-        _greet()
-        order = line.read_line()
-
-
-def _greet() -> None:
+def _serve() -> int:
     sys.stdout.buffer.write(hello())
     sys.stdout.buffer.flush()
+    import ronde.launch.agent.agent  # noqa: F401  # slow to load: while the driver waits for other agents
 
+    launcher = _Launcher(0)
+    key, order = _read_order(launcher)
+    if daemon := DaemonOrder.decode(order):
+        from ronde.launch.mpi.daemon import run_daemon  # only for jobs with MPI
 
-def _follow_assignment(line: _LifeLine, key: str, order: bytes, keeps_template: bool) -> int:
-    """Run the agent of a job; return the exit code."""
+        return run_daemon(daemon, key)
     assignment = Assignment.decode(order)
-    if keeps_template:
-        worker = replace(assignment.config.worker, fork=True, keeps_template=True, preload=PRELOADED)
-        assignment = replace(assignment, config=replace(assignment.config, worker=worker))
-    return _run(replace(assignment, job_key=key or assignment.job_key), line)
+    return _run(replace(assignment, job_key=key or assignment.job_key), launcher)
 
 
-class _LifeLine:
+class _Launcher:
     """Standard input: the assignment, then signals to pass on; its end, or a long silence, ends this agent."""
 
     def __init__(self, fd: int) -> None:
@@ -123,8 +89,6 @@ class _LifeLine:
         self.has_ended = False
         self.why = ""  # why this agent leaves, after a silence
         self._is_unread = False  # whether the launcher's output is broken
-        self._thread: threading.Thread | None = None
-        self._stops = os.eventfd(0, os.EFD_CLOEXEC)
 
     def read_line(self) -> bytes:
         """Return the first line, incomplete if standard input ends."""
@@ -133,44 +97,15 @@ class _LifeLine:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def read_key(self, timeout_ns: int) -> str | None:
-        """Return the key at the beginning of the next order, empty at the end of standard input.
-
-        Return None if nothing comes in time. What an earlier launcher has still said is left out.
-        """
-        while select.select([self._fd], [], [], timeout_ns / 1e9)[0]:
-            data = os.read(self._fd, READ_BYTES)
-            if not data:
-                return ""
-            self._rest += data
-            while b"\n" in self._rest:
-                text = self.read_line()
-                if text.startswith(KEY_LINE):
-                    return text.removeprefix(KEY_LINE).decode()
-        return None
-
-    def follow_launcher(self, silence_ns: int, patience_ns: int) -> None:
+    def follow(self, silence_ns: int, patience_ns: int) -> None:
         """Read the rest in a thread. After the end or a silence, this process has `patience_ns` to end."""
         arguments = (silence_ns, patience_ns)
-        self._thread = threading.Thread(
-            target=self._follow, args=arguments, name="ronde-launcher", daemon=True
-        )
-        self._thread.start()
-
-    def stop_following(self) -> None:
-        """Read no more, unless the launcher has ended or fallen silent."""
-        if self._thread is not None and not self.has_ended:
-            os.eventfd_write(self._stops, 1)
-            self._thread.join()
-            os.eventfd_read(self._stops)
+        threading.Thread(target=self._follow, args=arguments, name="ronde-launcher", daemon=True).start()
 
     def _follow(self, silence_ns: int, patience_ns: int) -> None:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        poll.register(self._stops, select.POLLIN)
         while ready := poll.poll(silence_ns / 1e6):
-            if any(fd == self._stops for fd, _ in ready):
-                return
             data = os.read(self._fd, READ_BYTES)
             if not data:
                 break
@@ -196,43 +131,19 @@ class _LifeLine:
         return signal.SIGPIPE if self._is_unread and signum == signal.SIGTERM else signum
 
 
-def _await_key(line: _LifeLine, claim: int, idle_ns: int) -> str:
-    """Wait for another order; return the key at its beginning, empty if this agent is to end."""
-    line.stop_following()
-    if line.has_ended:
-        return ""
-    _call_process(IDLE)
-    os.eventfd_write(claim, 1)
-    key = line.read_key(idle_ns)
-    while key is None:
-        try:
-            os.eventfd_read(claim)
-        except BlockingIOError:  # a task has just taken this agent
-            key = line.read_key(TAKEN_NS)
-        else:
-            return ""
-    _call_process(BUSY)
-    return key
-
-
-def _call_process(name: str) -> None:
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
-        file.write(name)
-
-
-def _read_order(line: _LifeLine) -> tuple[str, bytes]:
+def _read_order(launcher: _Launcher) -> tuple[str, bytes]:
     """Return the key that the task which started this agent may give first, and the line that says what to do."""
-    first = line.read_line() or line.read_line()
+    first = launcher.read_line()
     if not first.startswith(KEY_LINE):
         return "", first
-    return first.removeprefix(KEY_LINE).decode(), line.read_line()
+    return first.removeprefix(KEY_LINE).decode(), launcher.read_line()
 
 
-def _run(assignment: Assignment, line: _LifeLine) -> int:
+def _run(assignment: Assignment, launcher: _Launcher) -> int:
     config = assignment.config
     spec, meeting = config.worker, config.rendezvous
-    patience_ns = spec.longest_end_ns() + GOODBYE_NS
-    line.follow_launcher(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
+    patience_ns = spec.longest_end_ns() + AGENT_END_NS
+    launcher.follow(meeting.heartbeat_ns * meeting.missing_heartbeats, patience_ns)
     here = environment()
     try:
         if assignment.directory:
@@ -251,40 +162,40 @@ def _run(assignment: Assignment, line: _LifeLine) -> int:
                 if interface := addresses.interface_of(own):
                     variables.setdefault(_OPEN_MPI_INTERFACE, interface)
             placed = _placed(config, store.address, own)
-            result = _run_agent(placed, variables, line, store if assignment.has_call else None)
+            result = _run_agent(placed, variables, launcher, store if assignment.has_call else None)
         except UsageError as error:
             result = RunResult(USAGE_ERROR, str(error))
         failure = next(iter(result.failures.values()), None)
-        word = LastWord(result.exit_code, result.reason, failure, result.gave_way)
-        if not line.has_ended:  # the launcher can read the result
+        end = JobEnd(result.exit_code, result.reason, failure, result.gave_way)
+        if not launcher.has_ended:  # it can read the result
             with contextlib.suppress(RondeError):
-                store.set(ended_key(assignment.agent), LAST_WORD.encode(word))
-        elif line.why:  # a launcher that was only stopped will find this line
+                store.set(ended_key(assignment.agent), JOB_END.encode(end))
+        elif launcher.why:  # a launcher that was only stopped will find this line
             with contextlib.suppress(OSError):
-                os.write(2, f"ronde: {line.why}\n".encode())
+                os.write(2, f"ronde: {launcher.why}\n".encode())
         return result.exit_code
     finally:
         store.close()
 
 
 def _run_agent(
-    config: LaunchConfig, variables: dict[str, str], line: _LifeLine, store: StoreClient | None
+    config: LaunchConfig, variables: dict[str, str], launcher: _Launcher, store: StoreClient | None
 ) -> RunResult:
     """Run the agent. `store`: where the call is that the workers make, and where its results go; None: a command."""
     from ronde.launch.agent.agent import run_agent
 
-    run = partial(run_agent, report=False, meaning=line.original_signal)
+    run = partial(run_agent, report=False, meaning=launcher.original_signal)
     if store is None:
         return run(config, environment=variables)
     from ronde.launch.calls import CallFiles
-    from ronde.launch.driver.transfer import DRIVER_STORE, call_of_job, send_results
+    from ronde.launch.driver.job_store import DRIVER_STORE, call_of_job, send_results
 
     variables = {**variables, DRIVER_STORE: store.address}
     with ExitStack() as stack:
         files = CallFiles(stack, call_of_job(store, config.start_timeout_ns), config.worker.slots)
         worker = replace(config.worker, argv=files.command(sys.executable))
         result = run(replace(config, worker=worker), environment=variables, keep=files.fds)
-        if not line.has_ended:
+        if not launcher.has_ended:
             with contextlib.suppress(RondeError):  # the driver then says that there is no result
                 send_results(store, files, result)
         return result

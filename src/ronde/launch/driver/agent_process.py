@@ -1,40 +1,125 @@
-"""One agent, as its driver sees it: its greeting, assignment, output and end.
+"""One agent, as its driver sees it: its streams, greeting, assignment, output and end.
 
     REQUESTED --streams--> STARTING --its hello--> GREETED --its assignment--> RUNNING
-    ... in any of them --it, or what leads to it, ends--> ENDED
+    ... in any of them --the agent, or the ssh or task that leads to it, ends--> ENDED
 
-Until the greeting, the driver does not show standard output, because login scripts may print anything. It keeps
-standard error, which explains why an agent did not start.
+An agent is a child process of the driver (the agent itself, or an ssh), or the child of a cluster's task, which relays
+its streams. Until the greeting, the driver does not show standard output, because login scripts may print anything. It
+keeps standard error, which explains why an agent did not start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import selectors
+import signal
+import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import IO
+from typing import IO, Protocol
 
-from ronde.launch.driver.agent_streams import AgentStreams
-from ronde.launch.driver.assignment import HELLO, Assignment, DaemonOrder, hello
+from ronde.launch.driver.driver_messages import HELLO, Assignment, DaemonOrder, hello
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import LineSplitter, OutputStream, Piece, Screen, Sink, Source, Tail
 
-__all__ = ["AgentProcess", "Chorus", "AgentPhase"]
+__all__ = ["AgentPhase", "AgentProcess", "AgentStreams", "ChildStreams", "EchoFilter"]
 
 MOST_UNREAD = 1 << 20  # an agent with more unread input does not read any
 READ_BYTES = 64 * 1024
 ECHO_NS = 10 * 10**9
-LAST_WORD_NS = 20 * 10**9  # for an agent that ends its workers and leaves
+LEAVE_NS = 20 * 10**9  # for an agent that ends its workers and leaves
 SSH = "ssh"
 SSH_FAILED, NOT_FOUND = 255, 127
+LAST_WAIT_S = 5  # how long a killed process may take to end
 
 
-class Chorus:
+class AgentStreams(Protocol):
+    """The streams of an agent. All descriptors are non-blocking.
+
+    `stdin_fd`: for writing; -1 once it is closed. `exited_fd`: becomes readable when the agent has ended and its output
+    is complete. `way`: the connection to the agent, which may break, such as "ssh"; empty for a child of the driver.
+    """
+
+    stdin_fd: int
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    exited_fd: int
+    way: str
+
+    def close_stdin(self) -> None:
+        """Close standard input: the agent ends its workers and leaves. A second call does nothing."""
+
+    def exit_code(self) -> int | None:
+        """Return the exit code once `exited_fd` is readable; None if the way to the agent broke before it came."""
+
+    def kill(self) -> None:
+        """Kill the agent, or the ssh or task that leads to it; the agent then notices that its input has ended."""
+
+    def close(self) -> None:
+        """Close all descriptors, after a kill if the agent still runs. Unwatch them before."""
+
+
+class ChildStreams:
+    """A child process of the driver: the agent, or the ssh that leads to it.
+
+    Raises OSError if the process cannot start.
+    """
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], way: str = "") -> None:
+        self.way = way
+        self._popen = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # the driver gets Ctrl-C and passes it on
+        )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self._stdin, self.stdout, self.stderr = self._popen.stdin, self._popen.stdout, self._popen.stderr
+        self.stdin_fd = self._stdin.fileno()
+        for pipe in (self._stdin, self.stdout, self.stderr):
+            os.set_blocking(pipe.fileno(), False)
+        try:
+            self.exited_fd = os.pidfd_open(self._popen.pid)
+        except OSError:
+            self.kill()
+            with self._popen:  # closes the pipes and waits
+                raise
+
+    def close_stdin(self) -> None:
+        """Close standard input."""
+        self.stdin_fd = -1
+        self._stdin.close()
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of the process."""
+        return self._popen.wait()
+
+    def kill(self) -> None:
+        """Kill the process and those of its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the pipes, and wait a moment for the process."""
+        os.close(self.exited_fd)
+        for pipe in (self._stdin, self.stdout, self.stderr):
+            pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a hung mount may hold even a killed process
+            self._popen.wait(timeout=LAST_WAIT_S)
+
+
+class EchoFilter:
     """Shows a message that several agents print at the same time once; workers' lines are not its concern."""
 
     def __init__(self) -> None:
@@ -45,22 +130,24 @@ class Chorus:
         if not line.startswith(b"ronde: "):
             return False
         since_ns = time.monotonic_ns() - ECHO_NS
-        others = [who for at_ns, who, what in self._said if what == line and at_ns >= since_ns]
+        others = [other for at_ns, other, said in self._said if said == line and at_ns >= since_ns]
         if others and agent not in others:
             return True
         self._said.append((time.monotonic_ns(), agent, line))
         return False
 
 
-class _Complaints(OutputStream):
+class _AgentErrors(OutputStream):
     """Standard error of an agent, without messages that another agent printed."""
 
-    def __init__(self, pipe: IO[bytes], agent: str, chorus: Chorus, sink: Sink, tail: Tail) -> None:
+    def __init__(self, pipe: IO[bytes], agent: str, echo_filter: EchoFilter, sink: Sink, tail: Tail) -> None:
         super().__init__(pipe, Source(0, f"stderr of {agent}", b""), sink, tail)
-        self._agent, self._chorus = agent, chorus
+        self._agent, self._echo_filter = agent, echo_filter
 
     def _pass_on(self, pieces: list[Piece]) -> None:
-        super()._pass_on([piece for piece in pieces if not self._chorus.is_echo(self._agent, piece.text)])
+        super()._pass_on(
+            [piece for piece in pieces if not self._echo_filter.is_echo(self._agent, piece.text)]
+        )
 
 
 class AgentPhase(Enum):
@@ -76,31 +163,30 @@ class AgentPhase(Enum):
 class AgentProcess:
     """An agent on the host `name`, or in the task of that name.
 
-    `greeted` is called when the agent has said hello and waits for its assignment; `ended` when it, or what leads to
-    it, has exited; `why` is then the problem, or empty.
+    `greeted` is called when the agent has said hello and waits for its assignment; `ended` when the agent, or the ssh
+    or task that leads to it, has exited; `why` is then the problem, or empty.
     """
 
     def __init__(
         self,
         name: str,
-        id: str,
         loop: Loop,
         screen: Screen,
-        chorus: Chorus,
+        echo_filter: EchoFilter,
         greeted: Callable[[AgentProcess], None],
         ended: Callable[[AgentProcess], None],
     ) -> None:
-        self.name, self.id = name, id
+        self.name, self.id = name, secrets.token_hex(8)
         self.phase = AgentPhase.REQUESTED
         self.why = ""
         self.exit_code: int | None = None  # of the agent that has ended; None: what led to it broke
-        self._loop, self._screen, self._chorus = loop, screen, chorus
+        self._loop, self._screen, self._echo_filter = loop, screen, echo_filter
         self._greeted, self._ended = greeted, ended
         self._streams: AgentStreams | None = None
         self._unwritten = b""  # an ordinary user's pipes may hold as little as 4 KiB
         self._leaving = False  # its input ends once everything is written
         self._greeting = b""
-        self._complaints, self._splitter = Tail(), LineSplitter()
+        self._errors, self._splitter = Tail(), LineSplitter()
         self._output: set[OutputStream] = set()
 
     def attach_streams(self, streams: AgentStreams) -> None:
@@ -109,20 +195,20 @@ class AgentProcess:
         self.phase, self._streams = AgentPhase.STARTING, streams
         self._loop.watch(streams.exited_fd, Order.EXITS, self._exited)
         self._loop.watch(streams.stdout.fileno(), Order.OUTPUT, self._read_greeting)
-        self._loop.watch(streams.stderr.fileno(), Order.OUTPUT, self._read_complaints)
+        self._loop.watch(streams.stderr.fileno(), Order.OUTPUT, self._read_errors)
 
     def assign(self, assignment: Assignment | DaemonOrder) -> None:
         """Give the agent its assignment, and show its output from now on."""
         assert self.phase is AgentPhase.GREETED
         streams = self._attached()
-        self._read_complaints()  # earlier lines are not shown
+        self._read_errors()  # earlier lines are not shown
         self.phase = AgentPhase.RUNNING
         self._loop.unwatch(streams.stderr.fileno())
         self._write(assignment.encode())
-        self._complaints, self._splitter = Tail(), LineSplitter()
+        self._errors, self._splitter = Tail(), LineSplitter()
         self._output = {
             OutputStream(streams.stdout, Source(0, f"stdout of {self.name}", b""), self._screen.out),
-            _Complaints(streams.stderr, self.name, self._chorus, self._screen.err, self._complaints),
+            _AgentErrors(streams.stderr, self.name, self._echo_filter, self._screen.err, self._errors),
         }
 
     def send_signal(self, signum: int) -> None:
@@ -146,7 +232,7 @@ class AgentProcess:
             self._write_on()
 
     def kill(self, why: str = "") -> None:
-        """Kill what leads to the agent; an agent on another host notices that its input has ended."""
+        """Kill the agent, or the ssh or task that leads to it; the agent then notices that its input has ended."""
         self.why = self.why or why
         if self._streams is not None:
             if self.phase is not AgentPhase.ENDED:
@@ -162,7 +248,7 @@ class AgentProcess:
             self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
     def close(self) -> None:
-        """Kill what leads to the agent and close everything. A running agent on another host notices it."""
+        """Kill as `kill` does, and close everything."""
         if self._streams is not None and self.phase is not AgentPhase.ENDED:
             self._streams.kill()
             self._let_go()
@@ -198,14 +284,14 @@ class AgentProcess:
         self._loop.unwatch(self._attached().stdout.fileno())
         self._greeted(self)
 
-    def _read_complaints(self) -> None:
+    def _read_errors(self) -> None:
         try:
             data = os.read(self._attached().stderr.fileno(), READ_BYTES)
         except BlockingIOError:
             return
         if not data:
             self._loop.unwatch(self._attached().stderr.fileno())
-        self._complaints.add(self._splitter.feed(data) if data else self._splitter.finish())
+        self._errors.add(self._splitter.feed(data) if data else self._splitter.finish())
 
     def _write(self, data: bytes) -> None:
         """Write the data, as much as the pipe takes now and the rest later."""
@@ -223,8 +309,8 @@ class AgentProcess:
             pass
         except BrokenPipeError:  # the agent is about to end, and may still print the reason
             self._unwritten, self._leaving = b"", True
-            deaf = partial(self.kill, "it does not read its input")
-            self._loop.set_timer(self, time.monotonic_ns() + LAST_WORD_NS, deaf)
+            end = partial(self.kill, "it does not read its input")
+            self._loop.set_timer(self, time.monotonic_ns() + LEAVE_NS, end)
         wanted = bool(self._unwritten)
         self._loop.watch(fd, Order.SINKS, self._write_on, wanted=wanted, events=selectors.EVENT_WRITE)
         if self._leaving and not wanted:
@@ -244,8 +330,8 @@ class AgentProcess:
     def _exited(self) -> None:
         streams = self._attached()
         if self.phase is not AgentPhase.RUNNING:
-            self._read_complaints()
-            self._complaints.add(self._splitter.finish())
+            self._read_errors()
+            self._errors.add(self._splitter.finish())
         for stream in self._output:
             stream.drain()
         self.exit_code = streams.exit_code()
@@ -268,7 +354,7 @@ class AgentProcess:
 
     def _reason(self, exit_code: int | None, way: str) -> str:
         """Return the problem, as far as the exit code and the last line on stderr show it."""
-        said = [line.decode(errors="replace").strip() for line in self._complaints.lines()]
+        said = [line.decode(errors="replace").strip() for line in self._errors.lines()]
         last = next((line for line in reversed(said) if line), "")
         is_broken = exit_code is None or (way == SSH and exit_code == SSH_FAILED)
         if self.phase is AgentPhase.RUNNING:

@@ -15,12 +15,13 @@ from typing import Any, NoReturn, TextIO
 from ronde.environment import environment as own_environment
 from ronde.errors import TimeoutError, UsageError, WorkerError
 from ronde.launch.calls import load_result, pack_call, worker_error
-from ronde.launch.clusters.base import Cluster
-from ronde.launch.clusters.ssh import settings_that_travel
+from ronde.launch.clusters.cluster import Cluster
 from ronde.launch.config import LaunchConfig, Outputs, RendezvousConfig, WorkerSpec
-from ronde.launch.driver.driver import Driver, JobEnd
+from ronde.launch.driver.driver import Driver
+from ronde.launch.driver.driver_messages import JobEnd
+from ronde.launch.driver.job_store import JobMemory, fetch_result
 from ronde.launch.driver.task_agents import TaskAgents
-from ronde.launch.driver.transfer import JobMemory, fetch_result
+from ronde.launch.hosts.ssh import settings_that_travel
 from ronde.launch.screen import claim_standard_streams
 from ronde.net.authentication import SECRET
 from ronde.rendezvous.membership import Failure
@@ -127,7 +128,7 @@ def run_packed_call(
     least = options.num_proc if options.min_num_proc is None else options.min_num_proc
     if not 1 <= least <= options.num_proc:
         raise UsageError(
-            f"{options.num_proc} workers, at least {least}, are impossible: expected 1 <= min_num_proc <= num_proc"
+            f"min_num_proc={least} is invalid with num_proc={options.num_proc}: expected 1 <= min_num_proc <= num_proc"
         )
     claim_standard_streams()
     config = _config(options)
@@ -135,20 +136,7 @@ def run_packed_call(
     if options.mpi_options is not None:
         cluster = _with_mpi(cluster, config, options, is_secret)
     with ExitStack() as stack:
-        placement = TaskAgents(
-            cluster,
-            config,
-            options.num_proc,
-            call,
-            least=options.min_num_proc,
-            python=options.python,
-            is_secret=is_secret,
-            first_host=options.first_host,
-            is_talkative=options.is_talkative,
-            driver_address=options.driver_address,
-            driver_port=options.driver_port,
-            memory=memory,
-        )
+        placement = TaskAgents(cluster, config, options, call, is_secret=is_secret, memory=memory)
         driver = Driver(placement, own_environment(), stack, (options.stdout, options.stderr))
         end = driver.run()
         driver.show_rest()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ronde.launch.host_list import Host, describe
+from ronde.launch.hosts.host_list import Host, describe
 
 __all__ = [
     "Effect",

@@ -1,8 +1,8 @@
 """Finds the address by which the other hosts of a job reach this one: the shell around `launch/driver/ring`.
 
 Agents meet in the store of the job, under the keys `ring/HOST/offer` and `ring/HOST/verdict`. A host serves its offered
-addresses until it has its verdict, which the host before it in the ring gives. `net/authenticating_listener` treats
-everybody else who connects there as a stranger.
+addresses until it has its verdict, which the host before it in the ring gives. `net/authenticating_listener` turns
+away every other client.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def probe_ring(store: StoreClient, key: JobKey, plan: RingPlan, timeout_ns: int)
     """Return the numeric address by which other hosts of the job reach this one.
 
     The agents of all hosts must call it. `timeout_ns`: how long to wait for other hosts. Raises UsageError if this host
-    cannot reach the next one, is not reached, or waits in vain.
+    cannot reach the next one, is not reached, or gets no answer in time.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ class _RingListeners:
                 if fd == self._end:
                     return
                 if fd in self._authenticator and (caller := self._authenticator.handle_ready(fd)):
-                    caller.sock.close()  # it knows all that it wanted to know
+                    caller.sock.close()  # it has its answer
             self._authenticator.tick(time.monotonic_ns())
 
 

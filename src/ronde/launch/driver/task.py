@@ -1,8 +1,8 @@
 """What runs in a task of a cluster: connects to the driver, starts an agent as a child, and relays its streams.
 
-The task stays connected until the agent has ended, or waits for another task of this process. The agent's standard
-input ends with the connection before, and with this process, and then the agent ends its workers. Everything happens in
-the calling thread, without signal handlers and without a change of this process.
+The task stays connected until the agent has ended. The agent's standard input ends with the connection, and with this
+process, and then the agent ends its workers. Everything happens in the calling thread, without signal handlers and
+without a change of this process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,16 @@ from functools import partial
 from ronde.environment import environment
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Ticket
-from ronde.launch.driver.assignment import KEY_LINE, agent_command
-from ronde.launch.driver.kept_agents import TaskAgent, keep_agent, take_agent
-from ronde.launch.driver.task_messages import PURPOSE, REGISTRATION, Registration, TaskMessage, split_message
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.driver.driver_messages import (
+    KEY_LINE,
+    PURPOSE,
+    REGISTRATION,
+    Registration,
+    TaskMessage,
+    agent_command,
+    split_message,
+)
 from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.host import host_identity, host_name
@@ -45,6 +51,8 @@ READ_BYTES = 64 * 1024
 CANNOT_EXECUTE = 126
 UNSENT_BYTES = 1 << 20  # with more on the way to the driver, the task reads no more output
 
+_Agent = subprocess.Popen[bytes]
+
 
 def run_task(
     ticket: Ticket,
@@ -52,7 +60,6 @@ def run_task(
     gpus: Sequence[str] | None = None,
     module_path: Sequence[str] | None = None,
     variables: Mapping[str, str] | None = None,
-    keeps_agent: bool = False,
 ) -> None:
     """Run the agent of a slot, and return when it has ended, or the driver has ended it.
 
@@ -65,8 +72,6 @@ def run_task(
         module_path: Where the agent and its workers find modules, unless the ticket names their Python; None:
             `sys.path`, to which the platform may have added files of the job.
         variables: Further environment variables of the agent and its workers.
-        keeps_agent: Whether the agent of a job that ends well waits for the next task of this process, which then
-            starts sooner: for platforms whose processes run several tasks.
 
     Raises:
         TimeoutError: The driver could not be reached within the ticket's start timeout.
@@ -84,11 +89,7 @@ def run_task(
         )
         channel.send(TaskMessage.REGISTER.value + REGISTRATION.encode(registration))
         start = partial(
-            _start_agent,
-            ticket,
-            sys.path if module_path is None else module_path,
-            variables or {},
-            keeps_agent,
+            _start_agent, ticket, sys.path if module_path is None else module_path, variables or {}
         )
         _Relay(channel, ticket.job_key, start).run()
 
@@ -96,14 +97,13 @@ def run_task(
 class _Relay:
     """One agent and the connection to the driver."""
 
-    def __init__(self, channel: MessageChannel, job_key: bytes, start: Callable[[], TaskAgent]) -> None:
+    def __init__(self, channel: MessageChannel, job_key: bytes, start: Callable[[], _Agent]) -> None:
         self._channel, self._job_key, self._start = channel, job_key, start
         self._heard_ns = self._spoke_ns = time.monotonic_ns()
-        self._agent: TaskAgent | None = None
+        self._agent: _Agent | None = None
         self._unwritten = b""  # for the agent's standard input
         self._ends_stdin = False
         self._is_killed = False
-        self._is_kept = False
 
     def run(self) -> None:
         """Serve until the agent has ended."""
@@ -119,36 +119,30 @@ class _Relay:
         finally:
             self._end_agent()
 
-    def _follow_agent(self, agent: TaskAgent) -> None:
-        process = agent.process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+    def _follow_agent(self, agent: _Agent) -> None:
+        assert agent.stdout is not None
+        assert agent.stderr is not None
         outputs = {
-            process.stdout.fileno(): TaskMessage.STDOUT,
-            process.stderr.fileno(): TaskMessage.STDERR,
+            agent.stdout.fileno(): TaskMessage.STDOUT,
+            agent.stderr.fileno(): TaskMessage.STDERR,
         }
-        exited = os.pidfd_open(process.pid)
-        ends = [exited, agent.claim] if agent.claim >= 0 else [exited]
+        exited = os.pidfd_open(agent.pid)
         try:
             while not self._is_killed:
-                reads = [*ends, *outputs] if self._channel.unsent < UNSENT_BYTES else []
+                reads = [exited, *outputs] if self._channel.unsent < UNSENT_BYTES else []
                 ready = self._turn(reads)
                 for fd in [fd for fd in outputs if fd in ready]:
                     self._pass_on(fd, outputs)
                 if exited in ready:
                     break
-                if agent.claim in ready and not process.stdin.closed:
-                    self._is_kept = True
-                    break
             else:
                 return
         finally:
             os.close(exited)
-        while outputs and self._has_output(outputs):  # what others still hold open is not waited for
+        while outputs and self._has_output(outputs):  # other processes may hold the pipes open
             for fd in list(outputs):
                 self._pass_on(fd, outputs)
-        self._send(TaskMessage.EXIT, b"0" if self._is_kept else str(process.wait()).encode())
+        self._send(TaskMessage.EXIT, str(agent.wait()).encode())
         self._flush()
 
     def _turn(self, reads: list[int] | tuple[int, ...]) -> set[int]:
@@ -157,7 +151,7 @@ class _Relay:
         for fd in reads:
             poll.register(fd, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN | (select.POLLOUT if self._channel.unsent else 0))
-        stdin = self._agent.process.stdin if self._agent else None
+        stdin = self._agent.stdin if self._agent else None
         if self._unwritten and stdin:
             poll.register(stdin.fileno(), select.POLLOUT)
         ready = {fd for fd, _ in poll.poll(HEARTBEAT_NS / 1e6)}
@@ -188,8 +182,7 @@ class _Relay:
                     pass
                 case TaskMessage.ACCEPT if self._agent is None:
                     self._agent = self._start_agent()
-                    # The first line break ends what an earlier driver may have begun to say.
-                    self._unwritten = b"\n" + KEY_LINE + self._job_key.hex().encode() + b"\n"
+                    self._unwritten = KEY_LINE + self._job_key.hex().encode() + b"\n"
                 case TaskMessage.REFUSE if self._agent is None:
                     raise RondeError(f"the driver refuses this task: {data.decode(errors='replace')}")
                 case TaskMessage.STDIN:
@@ -201,7 +194,7 @@ class _Relay:
                 case _:
                     raise ProtocolError(f"the driver sends {kind.name.lower()} at the wrong time")
 
-    def _start_agent(self) -> TaskAgent:
+    def _start_agent(self) -> _Agent:
         """Start the agent. Report to the driver if that fails, as the shell of an ssh would."""
         try:
             return self._start()
@@ -212,7 +205,7 @@ class _Relay:
             raise RondeError(f"the agent cannot be started: {error}") from None
 
     def _write_stdin(self) -> None:
-        stdin = self._agent.process.stdin if self._agent else None
+        stdin = self._agent.stdin if self._agent else None
         if stdin is None or stdin.closed:
             return
         try:
@@ -251,21 +244,19 @@ class _Relay:
         agent = self._agent
         if agent is None:
             return
-        if self._is_kept:
-            keep_agent(agent)
-            return
-        agent.close()
+        for pipe in (agent.stdin, agent.stdout, agent.stderr):
+            assert pipe is not None
+            pipe.close()
         if not self._is_killed:
             with suppress(subprocess.TimeoutExpired):
-                agent.process.wait(END_NS / 1e9)
+                agent.wait(END_NS / 1e9)
         with suppress(ProcessLookupError):
-            os.killpg(agent.process.pid, signal.SIGKILL)
-        agent.process.wait()
+            os.killpg(agent.pid, signal.SIGKILL)
+        agent.wait()
 
 
-def _start_agent(
-    ticket: Ticket, module_path: Sequence[str], further: Mapping[str, str], can_wait: bool
-) -> TaskAgent:
+def _start_agent(ticket: Ticket, module_path: Sequence[str], further: Mapping[str, str]) -> _Agent:
+    """Start an agent with pipes to this process. Raises OSError."""
     variables = {**environment(), **further}
     command = agent_command()
     if ticket.python is None:
@@ -275,8 +266,19 @@ def _start_agent(
         )
     else:
         command[0] = ticket.python
-    kept = take_agent(command, variables) if can_wait else None
-    return kept or TaskAgent(command, variables, can_wait)
+    agent = subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+    for pipe in (agent.stdin, agent.stdout, agent.stderr):
+        assert pipe is not None
+        os.set_blocking(pipe.fileno(), False)
+    return agent
 
 
 def _visible_gpus() -> tuple[str, ...]:

@@ -6,8 +6,7 @@
 
 With a fixed number of workers, `launch/driver/task_registry` decides when the job begins: once all tasks have
 registered. Otherwise each agent begins when its task has registered, a lost task is requested again, and
-`launch/driver/host_health` decides how often. Tasks connect to the driver and stay connected; the driver connects to
-no task.
+`launch/driver/host_health` decides how often. `launch/driver/task_pool` has the tasks.
 """
 
 from __future__ import annotations
@@ -19,20 +18,21 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Capacity, Cluster, Ticket
+from ronde.launch.clusters.cluster import Capacity, Cluster, Ticket
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess
-from ronde.launch.driver.assignment import Assignment
 from ronde.launch.driver.driver import Driver
-from ronde.launch.driver.job_store import reachable_by_tasks, serve_store, tcp_addresses
+from ronde.launch.driver.driver_messages import Assignment
+from ronde.launch.driver.job_store import JobMemory, offer_call, open_store, reachable_by_tasks
 from ronde.launch.driver.ring import RingPlan, plan_ring
+from ronde.launch.driver.task_pool import TaskPool, agent_name
 from ronde.launch.driver.task_registry import (
     Accept,
-    Begin,
     Refuse,
     Registry,
     RegistryEffect,
@@ -45,13 +45,12 @@ from ronde.launch.driver.task_registry import (
     TasksMissing,
     gpus_by_host,
 )
-from ronde.launch.driver.task_server import TaskConnection, TaskServer
-from ronde.launch.driver.transfer import JobMemory, offer_call
-from ronde.launch.host_list import Host
-from ronde.launch.loop import Order
+from ronde.launch.driver.task_server import TaskConnection
+from ronde.launch.hosts.host_list import Host
 from ronde.net.authentication import Protection
-from ronde.net.event_queue import EventQueue
-from ronde.stores.tcp import StoreClient
+
+if TYPE_CHECKING:
+    from ronde.launch.driver.functions import RunOptions
 
 __all__ = ["TaskAgents"]
 
@@ -67,10 +66,8 @@ COOLDOWN_NS = (SECOND, 60 * SECOND)
 class TaskAgents:
     """The placement of a job in tasks of `cluster`, with one worker in each.
 
-    `workers`: how many; `least`: with how many an elastic job may begin and go on, None for a fixed number.
-    `call`: the packed function. `is_secret`: encrypt all connections. `first_host`: the name of the host of rank 0.
-    `is_talkative`: say who is awaited. `driver_address`, `driver_port`: as of `RunOptions`. `memory`: offered to the
-    workers.
+    `config`: of all agents, `options`: of the user. `call`: the packed function. `is_secret`: encrypt all connections.
+    `memory`: offered to the workers.
     """
 
     is_given_by_user = False
@@ -79,25 +76,16 @@ class TaskAgents:
         self,
         cluster: Cluster,
         config: LaunchConfig,
-        workers: int,
+        options: RunOptions,
         call: bytes,
         *,
-        least: int | None = None,
-        python: str | None = None,
         is_secret: bool = False,
-        first_host: str = "",
-        is_talkative: bool = True,
-        driver_address: str = "",
-        driver_port: int = 0,
         memory: JobMemory | None = None,
     ) -> None:
-        self._cluster, self._workers, self._call, self._python = cluster, workers, call, python
-        self._memory = memory
+        self._cluster, self._options, self._call, self._memory = cluster, options, call, memory
         self._is_secret = is_secret
-        self._is_fixed = least is None
-        least = workers if least is None else least
-        self._is_talkative = is_talkative
-        self._driver_address, self._driver_port = driver_address, driver_port
+        self._is_fixed = options.min_num_proc is None
+        workers, least = options.num_proc, options.min_num_proc or options.num_proc
         self._start_ns = config.start_timeout_ns
         self.limits = health.Limits(
             min_slots=least,
@@ -108,19 +96,14 @@ class TaskAgents:
         )
         self.config = _for_agents(config, workers, least, is_fixed=self._is_fixed)
         self.has_missed_start = False  # whether the job ended because too few tasks came in time
-        self._registry = Registry(workers, first_host)
+        self._registry = Registry(workers, options.first_host)
         self._key = JobKey.generate()
         self._stack = ExitStack()
-        self._connections: dict[int, TaskConnection] = {}  # those of which the driver has not decided
-        self._tasks: dict[str, Task] = {}  # by the agent's name
         self._begun: dict[str, int] | None = None  # the ranks of nodes by the agent's name, after the barrier
         self._rings: dict[str, RingPlan | None] = {}  # by the agent's name
         self._gpus: dict[str, tuple[str, ...]] = {}  # by the host's id, after the barrier
         self._is_short = False  # whether tasks are missing ...
         self._short_until_ns = 0  # ... and when that ends the job
-        self._why_all_ended = ""  # what the cluster says
-        self._was_loss = False  # what the cluster says then
-        self._has_explained = threading.Event()  # the cluster has said why a task of the job ended, or all
         self._is_over = False
 
     # What the driver asks for
@@ -128,48 +111,47 @@ class TaskAgents:
     def open(self, driver: Driver) -> None:
         """Serve the store and the tasks, and request all tasks."""
         self._driver = driver
-        reachable, listening = reachable_by_tasks(self.config, self._driver_address)
-        port = self._driver_port
-        store = serve_store(listening, self._key, self._is_secret, port + 1 if port else 0)
-        self._stack.callback(store.close)
-        self._stores = tcp_addresses(reachable, store.address)
-        self.store = StoreClient(store.address, self._key, 10 * SECOND, is_secret=self._is_secret)
-        self._stack.callback(self.store.close)
+        reachable, listening = reachable_by_tasks(self.config, self._options.driver_address)
+        port = self._options.driver_port
+        self.store, self._stores = open_store(
+            reachable, listening, self._key, self._stack, self._is_secret, port + 1 if port else 0
+        )
         offer_call(self.store, self._call)
         self._call = b""
         if self._memory is not None:
             self._memory.offer_to(self.store)
-        silence_ns = self.config.rendezvous.silence_ns
-        self._server = TaskServer(listening, self._key, silence_ns, self._is_secret, port)
-        self._stack.callback(self._server.close)
-        self._addresses = tcp_addresses(reachable, self._server.address)
-        # Of slots, None for all, and the reason.
-        self._ends: EventQueue[tuple[int | None, str]] = EventQueue()
-        self._stack.callback(self._ends.close)
-        driver.loop.watch(self._server.fileno(), Order.NODES, self._read_tasks)
-        driver.loop.watch(self._ends.fileno(), Order.NODES, self._read_ends)
-        self._stack.callback(driver.loop.unwatch, self._server.fileno())
-        self._stack.callback(driver.loop.unwatch, self._ends.fileno())
+        self._pool = TaskPool(
+            self._cluster,
+            self._registry.step if self._is_fixed else self._decide,
+            self._key,
+            self.config.rendezvous.silence_ns,
+            reachable,
+            listening,
+            self._stack,
+            is_secret=self._is_secret,
+            port=port,
+        )
+        self._pool.follow(driver.loop, self, self._stack)
         self._watch_for_shortage()
-        driver.offer_hosts(tuple(Host(_name(slot), 1) for slot in range(self._workers)))
+        driver.offer_hosts(tuple(Host(agent_name(slot), 1) for slot in range(self._options.num_proc)))
 
     def start_agents(self, hosts: Sequence[Host]) -> None:
         """Request a task for each slot."""
         tickets = []
         for host in hosts:
-            self._driver.add_agent(host.name, secrets.token_hex(8))
+            self._driver.add_agent(host.name)
             tickets.append(
                 Ticket(
                     slot=_slot(host.name),
-                    addresses=self._addresses,
+                    addresses=self._pool.addresses,
                     job_key=bytes.fromhex(self._key.hex()),
                     protection=Protection.SECRET if self._is_secret else Protection.SEALED,
                     start_timeout_ns=self._start_ns,
-                    python=self._python,
+                    python=self._options.python,
                 )
             )
         try:
-            self._cluster.request(tickets, self)
+            self._pool.request(tickets)
         except UsageError as error:
             self._driver.give_up(str(error), USAGE_ERROR)
 
@@ -186,15 +168,15 @@ class TaskAgents:
             self._watch_for_shortage()
         if self._begun is not None or self._is_over or not self._is_fixed or agent.exit_code is not None:
             return False
-        if task := self._tasks.pop(agent.name, None):
-            self._step_registry(TaskLost(task.id))
-            self._driver.add_agent(agent.name, secrets.token_hex(8))
+        if task := self._pool.tasks.pop(agent.name, None):
+            self._pool.step(TaskLost(task.id))
+            self._driver.add_agent(agent.name)
         return task is not None
 
     def explain_shortage(self, reason: str) -> str:
         """Return the reason; rather that of the cluster, if it has ended all tasks, or has ended itself."""
-        if self._why_all_ended:
-            return self._why_all_ended
+        if self._pool.why_all_ended:
+            return self._pool.why_all_ended
         answer = self._ask_capacity()
         return f"{answer} ({reason})" if isinstance(answer, UsageError) else reason
 
@@ -208,51 +190,29 @@ class TaskAgents:
         if self._begun is None:
             return False
         if self._cluster.capabilities.gang:
-            self._has_explained.wait(LATE_NS / SECOND)
-        return self._was_loss or not self._why_all_ended
+            self._pool.await_reason(LATE_NS / SECOND)
+        return self._pool.was_loss or not self._pool.why_all_ended
 
     def end(self) -> None:
         """Take no more tasks."""
         self._is_over = True
         self._stop_watching()
-        for connection in self._connections.values():
-            connection.refuse("the job is over")
-        self._connections.clear()
+        self._pool.end()
 
     def close(self) -> None:
         """End all tasks, and close store and server."""
         self._cluster.cancel("the job is over")
         self._stack.close()
 
-    # What the cluster reports, in any thread
+    # What the pool reports
 
-    def slot_ended(self, slot: int, reason: str) -> None:
-        """Note that the task of a slot has ended."""
-        if reason and self._begun is not None:
-            self._has_explained.set()
-        self._ends.put((slot, reason))
-
-    def all_ended(self, reason: str, is_loss: bool = False) -> None:
-        """Note that all tasks have ended."""
-        if not self._why_all_ended:
-            self._why_all_ended, self._was_loss = reason, is_loss
-        self._has_explained.set()
-        self._ends.put((None, reason))
-
-    def _read_ends(self) -> None:
-        for slot, reason in self._ends.take():
-            if slot is None:
-                self._lose_all(reason)
-            elif agent := self._driver.agent(_name(slot)):
-                self._lose_task(agent, slot, reason)
-
-    def _lose_task(self, agent: AgentProcess, slot: int, reason: str) -> None:
+    def note_task_end(self, slot: int, reason: str) -> None:
         """Note the end of a task, and let what its agent has still said arrive first."""
+        agent = self._driver.agent(agent_name(slot))
+        if agent is None:
+            return
         if agent.phase is AgentPhase.REQUESTED:
-            reason = reason or "its task ended without having registered"
-            if self._is_fixed:
-                self._step_registry(TaskFailed(slot, reason))
-            agent.kill(reason)
+            self._give_task_up(agent, slot, reason or "its task ended without having registered")
         elif reason:
             late_ns = time.monotonic_ns() + LATE_NS
             self._driver.loop.set_timer(
@@ -260,73 +220,53 @@ class TaskAgents:
             )
 
     def _give_task_up(self, agent: AgentProcess, slot: int, reason: str) -> None:
-        if self._is_fixed:
-            # Before the job has begun, no other task would come.
-            self._step_registry(TaskFailed(slot, reason))
+        self._pool.step(TaskFailed(slot, reason))  # before the job has begun, no other task would come
         agent.kill(reason)
 
-    def _lose_all(self, reason: str) -> None:
+    def note_all_ended(self, reason: str) -> None:
+        """End the job, after what agents have still said."""
+
         def give_up() -> None:
             self._driver.give_up(reason)
 
         late_ns = LATE_NS if self._begun is not None or not self._is_fixed else 0
         self._driver.loop.set_timer((self, "lost"), time.monotonic_ns() + late_ns, give_up)
 
-    # Tasks that register
+    def _decide(self, event: RegistryEvent) -> list[RegistryEffect]:
+        """Decide about the tasks of an elastic job: a task is accepted if its slot waits for one."""
+        match event:
+            case TaskRegistered(task):
+                agent = self._driver.agent(agent_name(task.slot))
+                if agent is not None and agent.phase is AgentPhase.REQUESTED:
+                    return [Accept(task)]
+                return [Refuse(task.id, f"slot {task.slot} waits for no task")]
+            case StartTimeout():
+                return [TasksMissing(self._describe_missing(), is_final=False)]
+        return []
 
-    def _read_tasks(self) -> None:
-        for connection in self._server.accept():
-            told = connection.registration
-            task = Task(connection.id, told.slot, told.attempt, told.host, told.host_id, told.gpus)
-            self._connections[task.id] = connection
-            if self._is_fixed:
-                self._step_registry(TaskRegistered(task))
-            else:
-                self._accept_any(task)
-
-    def _accept_any(self, task: Task) -> None:
-        """Accept a task whose slot waits for one."""
-        agent = self._driver.agent(_name(task.slot))
-        if agent is not None and agent.phase is AgentPhase.REQUESTED and not self._is_over:
-            self._perform_effects([Accept(task)])
-        else:
-            self._perform_effects([Refuse(task.id, f"slot {task.slot} waits for no task")])
-
-    def _step_registry(self, event: RegistryEvent) -> None:
-        self._perform_effects(self._registry.step(event))
-
-    def _perform_effects(self, effects: Sequence[RegistryEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Accept(task, replaces):
-                    self._accept(task, replaces)
-                case Refuse(id, reason):
-                    self._connections.pop(id).refuse(reason)
-                case Begin(tasks):
-                    self._begin(tasks)
-                case TasksMissing(reason, is_final):
-                    self.has_missed_start = not is_final
-                    free = "" if is_final else self._describe_capacity()
-                    self._driver.give_up(f"{reason}{free}")
-
-    def _accept(self, task: Task, replaces: int | None) -> None:
-        name = _name(task.slot)
+    def accept_task(self, task: Task, connection: TaskConnection) -> None:
+        """Start the agent of a task."""
+        name = agent_name(task.slot)
         agent = self._driver.agent(name)
-        if replaces is not None and agent is not None:
+        if agent is not None and agent.phase is not AgentPhase.REQUESTED:  # of an earlier attempt
             agent.close()
             agent = None
-        agent = agent or self._driver.add_agent(name, secrets.token_hex(8))
-        self._tasks[name] = task
-        agent.attach_streams(self._connections.pop(task.id).accept())
+        agent = agent or self._driver.add_agent(name)
+        agent.attach_streams(connection.accept())
 
-    def _begin(self, tasks: Sequence[Task]) -> None:
+    def miss_tasks(self, reason: str, is_final: bool) -> None:
+        """End the job, and say what the cluster says about its slots."""
+        self.has_missed_start = not is_final
+        self._driver.give_up(f"{reason}{'' if is_final else self._describe_capacity()}")
+
+    def begin(self, tasks: Sequence[Task]) -> None:
         """Let the job begin: the order of the tasks is that of the ranks."""
-        self._begun = {_name(task.slot): number for number, task in enumerate(tasks)}
+        self._begun = {agent_name(task.slot): number for number, task in enumerate(tasks)}
         interfaces = self.config.interface.split(",") if self.config.interface else ()
         self._gpus = gpus_by_host(tasks)
         self._rings = dict(zip(self._begun, plan_ring([task.host_id for task in tasks], interfaces)))
         self._stop_watching()
-        if self._is_talkative:
+        if self._options.is_talkative:
             hosts = list(dict.fromkeys(task.host for task in tasks))
             self._driver.say(
                 f"{self._cluster.name}: all {len(tasks)} tasks have registered, on {', '.join(hosts)}"
@@ -352,13 +292,10 @@ class TaskAgents:
             self._driver.loop.set_timer(owner, None, self._stop_watching)
 
     def _end_for_shortage(self) -> None:
-        if self._is_fixed:
-            self._step_registry(StartTimeout())
-        else:
-            self._perform_effects([TasksMissing(self._describe_missing(), is_final=False)])
+        self._pool.step(StartTimeout())
 
     def _say_later_what_is_missing(self) -> None:
-        if self._is_talkative:
+        if self._options.is_talkative:
             at_ns = time.monotonic_ns() + SAY_AGAIN_NS
             self._driver.loop.set_timer((self, "progress"), at_ns, self._say_what_is_missing)
 
@@ -411,7 +348,7 @@ class TaskAgents:
     # Assignments
 
     def _assign(self, agent: AgentProcess, node_rank: int) -> None:
-        task = self._tasks[agent.name]
+        task = self._pool.tasks[agent.name]
         environment = dict(self.config.worker.environment)
         if gpus := self._gpus.get(task.host_id, task.gpus):  # an elastic job may lose the other tasks there
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -437,11 +374,6 @@ class TaskAgents:
         self._driver.note_assigned()
         if not self._is_fixed and self._driver.running_slots() >= self.limits.min_slots:
             self._stop_watching()
-
-
-def _name(slot: int) -> str:
-    """Return the name of the agent in a slot."""
-    return f"task {slot}"
 
 
 def _slot(name: str) -> int:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO
 
-from ronde.errors import ProtocolError, UsageError
+from ronde.errors import ProtocolError
 from ronde.job_key import JobKey
-from ronde.launch.driver.task_messages import (
+from ronde.launch.driver.driver_messages import (
     HEARTBEATS,
     PURPOSE,
     REGISTRATION,
@@ -29,6 +29,7 @@ from ronde.launch.driver.task_messages import (
     TaskMessage,
     split_message,
 )
+from ronde.launch.driver.job_store import first_that_listens
 from ronde.net.addresses import Address, listen
 from ronde.net.authenticating_listener import Authenticator
 from ronde.net.authentication import Handshake, Role, protection_of
@@ -62,7 +63,10 @@ class TaskServer:
         port: int = 0,
     ) -> None:
         self._key, self._silence_ns, self._is_secret = key, silence_ns, is_secret
-        self._listener, self.address = _listen(addresses, port)
+        self._listener, address = first_that_listens(
+            addresses, lambda host: listen(Address(host=host, port=port))
+        )
+        self.address = str(address)
         self._epoll = select.epoll()
         self._authenticator = Authenticator(
             *([self._listener], f"the driver at {self.address}", self._greet, self._report, self._epoll)
@@ -415,14 +419,3 @@ class TaskStreams:
         with self._lock:
             if not self._is_closed:
                 os.eventfd_write(self.exited_fd, 1)
-
-
-def _listen(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
-    problem: UsageError | None = None
-    for host in addresses:
-        try:
-            listener, address = listen(Address(host=host, port=port))
-            return listener, str(address)
-        except UsageError as error:  # this machine has no IPv6
-            problem = error
-    raise problem or UsageError("there is no address at which to listen")

@@ -16,8 +16,8 @@ import threading
 import time
 
 from ronde.errors import UsageError
-from ronde.launch.kubernetes.job_progress import FollowLogs, JobEnded, JobProgress, Tell
-from ronde.launch.kubernetes.manifest import CONTAINER, Manifest, PodJob, selector
+from ronde.launch.kubernetes.indexed_job import CONTAINER, FollowLogs, JobEnded, JobProgress, Tell
+from ronde.launch.kubernetes.manifest import Manifest, PodJob, selector
 
 __all__ = ["submit_and_follow"]
 
@@ -252,7 +252,7 @@ def _write(line: str) -> None:
     try:
         sys.stdout.write(line)
         sys.stdout.flush()
-    except (OSError, ValueError):  # nobody reads it any more
+    except (OSError, ValueError):  # the reader is gone
         pass
 
 

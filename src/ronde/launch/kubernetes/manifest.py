@@ -8,34 +8,56 @@ start failed workers again, as often as --max-restarts says. The Job only replac
 - a few times those that were killed or have lost the others;
 - never one whose workers have failed for good, or whose job is over because Pods have come and gone too often
   (--reset-limit), which ends the Job.
+
+`patch_manifest` merges a user's fields into the objects, because Kubernetes has more fields than there are options.
+Mappings are merged. Lists whose items have names, such as containers and variables, are merged by name; any other list
+is replaced. `null` removes a field. The kind Pod stands for the template of the job's Pods.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ronde.errors import UsageError
-from ronde.launch.kubernetes.indexed_job import REPLACED
+from ronde.launch.kubernetes.indexed_job import CONTAINER, REPLACED
 
 if TYPE_CHECKING:
     from ronde.job_key import JobKey
 
-__all__ = ["CONTAINER", "JOB", "JOB_SET", "KEY_FILE", "Manifest", "PodJob", "build_manifest", "selector"]
+__all__ = [
+    "JOB",
+    "JOB_SET",
+    "KEY_FILE",
+    "Manifest",
+    "PodJob",
+    "build_manifest",
+    "patch_manifest",
+    "selector",
+]
 
 Object = dict[str, Any]
 Manifest = list[Object]
-
 JOB, JOB_SET = "Job", "JobSet"  # the kinds of the object that makes Pods
-CONTAINER = "ronde"
 KEY_FILE = "/run/ronde/job.key"
 REPLICATED = "workers"  # the one replicated Job of a JobSet
 REPLACEMENTS = 3  # of the Pod of each index; also how often a JobSet starts again
 KEPT_S = 24 * 3600  # how long a finished job stays, with its logs
 LONGEST_NAME = 63  # of a host (RFC 1123)
 OWN_GROUP = "app.kubernetes.io/instance"
+# The lists whose items have names, and the field with the name.
+_NAMED = {
+    "containers": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "initContainers": "name",
+    "replicatedJobs": "name",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+_OF_POD = {"apiVersion", "kind"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +66,7 @@ class PodJob:
 
     `kind`: JOB or JOB_SET. `command`: what each Pod's container runs, word by word. `namespace`: empty for the one that
     kubectl chooses. `gpus`: NVIDIA GPUs of each Pod; `cpus`, `memory`, `shared_memory`: quantities of Kubernetes for
-    each Pod, empty for what its defaults are. `variables`: variables of the container, whose values are secrets.
+    each Pod, empty for its defaults. `variables`: variables of the container, whose values are secrets.
     `grace_s`: how long a Pod that is deleted may take to end.
     """
 
@@ -207,9 +229,63 @@ def _container(job: PodJob) -> Object:
 
 
 def _resources(job: PodJob) -> Object:
-    """Return what the container gets. A limit of processor time would only slow the job down."""
+    """Return the resources of the container. A limit of processor time would only slow the job down."""
     requests = {"cpu": job.cpus} if job.cpus else {}
     limits = {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
     if job.memory:
         requests["memory"] = limits["memory"] = job.memory
     return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
+
+
+def patch_manifest(manifest: Manifest, patches: Sequence[Any], origin: str) -> Manifest:
+    """Return the objects with the fields of the patches. `origin` names the file of the patches.
+
+    Raises UsageError for a patch without a kind, or of a kind that is not in the manifest.
+    """
+    for patch in patches:
+        kinds = ["Pod", *(each["kind"] for each in manifest)]
+        kind = patch.get("kind") if isinstance(patch, dict) else None
+        if kind not in kinds:
+            raise UsageError(
+                f"{origin}: kind {kind!r} is invalid: each document needs one of the kinds {', '.join(kinds)}, and the "
+                "fields to add to it"
+            )
+        if kind == "Pod":
+            kind = manifest[0]["kind"]
+            fields = {name: value for name, value in patch.items() if name not in _OF_POD}
+            patch = _around_pod(kind, fields, manifest)
+        manifest = [_merge(each, patch) if each["kind"] == kind else each for each in manifest]
+    return manifest
+
+
+def _around_pod(kind: str, template: Any, manifest: Manifest) -> Any:
+    """Return the patch of the Job or JobSet that changes the template of its Pods."""
+    of_job = {"spec": {"template": template}}
+    if kind == JOB:
+        return of_job
+    assert kind == JOB_SET
+    name = manifest[0]["spec"]["replicatedJobs"][0]["name"]
+    return {"spec": {"replicatedJobs": [{"name": name, "template": of_job}]}}
+
+
+def _merge(base: Any, patch: Any, field: str = "") -> Any:
+    if isinstance(patch, dict):
+        merged = dict(base) if isinstance(base, dict) else {}
+        for name, value in patch.items():
+            if value is None:
+                merged.pop(name, None)
+            else:
+                merged[name] = _merge(merged.get(name), value, name)
+        return merged
+    name_field = _NAMED.get(field, "")
+    if isinstance(patch, list) and isinstance(base, list) and _are_named(patch, name_field):
+        merged_items = {item[name_field]: item for item in base}
+        for item in patch:
+            name = item[name_field]
+            merged_items[name] = _merge(merged_items.get(name), item)
+        return list(merged_items.values())
+    return patch
+
+
+def _are_named(items: list[Any], name_field: str) -> bool:
+    return bool(name_field) and all(isinstance(item, dict) and name_field in item for item in items)

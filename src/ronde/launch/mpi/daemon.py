@@ -1,27 +1,51 @@
-"""The agent's work where it starts an MPI daemon instead of workers: it supervises the daemon, and keeps the ticket of
-the daemon's ranks."""
+"""An MPI daemon that an agent runs instead of workers: its supervision, its directory, and the ticket of its ranks."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from ronde.environment import environment
-from ronde.launch.clusters.base import Ticket
-from ronde.launch.driver.assignment import DaemonOrder
-from ronde.launch.mpi.guarded_folder import guarded_folder
-from ronde.launch.mpi.plan import PYTHON_VARIABLE, TICKET_VARIABLE
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.driver.driver_messages import DaemonOrder
+from ronde.launch.mpi.mpi_commands import PYTHON_VARIABLE, TICKET_VARIABLE
 from ronde.net.authentication import Protection
-from ronde.process.process_groups import Process
+from ronde.process.process_groups import Guard, Process
 
-__all__ = ["run_daemon"]
+__all__ = [
+    "guarded_folder",
+    "run_daemon",
+]
+
 
 READ_BYTES = 4096
 IN_MEMORY = "/dev/shm"  # a file system in memory
 END_NS = 5 * 10**9  # how long a daemon may take to end its ranks
+
+
+@contextmanager
+def guarded_folder(parent: str | None = None) -> Iterator[tuple[Path, Guard]]:
+    """Yield a new directory that only this user may enter, and the guard that removes it if this process is killed.
+
+    Its name contains the id of this process. `parent`: where; None, or if it cannot be written to: among the
+    temporary files.
+    """
+    place = parent if parent is not None and os.access(parent, os.W_OK | os.X_OK) else None
+    folder = tempfile.mkdtemp(prefix=f"ronde-mpi-{os.getpid()}-", dir=place)
+    guard = Guard(folder)
+    try:
+        yield Path(folder), guard
+    finally:
+        guard.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_daemon(order: DaemonOrder, job_key: str) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ronde.environment import environment
 from ronde.launch.driver.task import run_task
-from ronde.launch.mpi.plan import RANK_VARIABLE, TICKET_VARIABLE
+from ronde.launch.mpi.mpi_commands import RANK_VARIABLE, TICKET_VARIABLE
 
 __all__ = ["main"]
 

@@ -18,7 +18,7 @@ from ronde.ml.optimizers.summed_objective import SummedObjective
 from ronde.ml.tasks import SingleThreadedStep, one_blas_thread
 
 if TYPE_CHECKING:
-    from ronde.launch.clusters.base import Cluster
+    from ronde.launch.clusters.cluster import Cluster
 
 __all__ = ["Optimizer", "OptimizerResult", "SearchState"]
 

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 import pytest
 
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.agent_process import SSH, AgentPhase, AgentProcess, Chorus
-from ronde.launch.driver.agent_streams import ChildStreams
-from ronde.launch.driver.assignment import Assignment, hello
+from ronde.launch.driver.agent_process import SSH, AgentPhase, AgentProcess, ChildStreams, EchoFilter
+from ronde.launch.driver.driver_messages import Assignment, hello
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen
 
@@ -35,7 +34,7 @@ class Started:
         self.screen = Screen(self.loop, lambda: None)
         self.began = False
         self.agent = AgentProcess(
-            "b", "1", self.loop, self.screen, Chorus(), self._greeted, lambda agent: None
+            "b", self.loop, self.screen, EchoFilter(), self._greeted, lambda agent: None
         )
         command = ["/bin/sh", "-c", script]
         self.agent.attach_streams(ChildStreams(command, dict(os.environ), way=SSH if by_ssh else ""))
@@ -129,10 +128,10 @@ def test_closing_leaves_nothing_behind() -> None:
 
 
 def test_what_all_agents_say_at_once_is_shown_once() -> None:
-    chorus = Chorus()
-    assert not chorus.is_echo("a", b"ronde: b is lost")
-    assert chorus.is_echo("c", b"ronde: b is lost")
-    assert not chorus.is_echo("a", b"ronde: b is lost")  # it says it again
-    assert not chorus.is_echo("c", b"ronde: d is lost")
-    assert not chorus.is_echo("a", b"[a:0] a line of a worker")
-    assert not chorus.is_echo("c", b"[a:0] a line of a worker")
+    echo_filter = EchoFilter()
+    assert not echo_filter.is_echo("a", b"ronde: b is lost")
+    assert echo_filter.is_echo("c", b"ronde: b is lost")
+    assert not echo_filter.is_echo("a", b"ronde: b is lost")  # it says it again
+    assert not echo_filter.is_echo("c", b"ronde: d is lost")
+    assert not echo_filter.is_echo("a", b"[a:0] a line of a worker")
+    assert not echo_filter.is_echo("c", b"[a:0] a line of a worker")

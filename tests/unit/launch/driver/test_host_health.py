@@ -17,7 +17,7 @@ from ronde.launch.driver.host_health import (
     Start,
     StopHost,
 )
-from ronde.launch.host_list import Host, parse_hosts
+from ronde.launch.hosts.host_list import Host, parse_hosts
 
 S = 10**9
 

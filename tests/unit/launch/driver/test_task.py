@@ -14,9 +14,9 @@ import pytest
 from tests.conformance.cluster_kinds import agents
 
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Ticket
+from ronde.launch.clusters.cluster import Ticket
 from ronde.launch.clusters.local import PROGRAM
-from ronde.launch.driver.assignment import HELLO
+from ronde.launch.driver.driver_messages import HELLO
 from ronde.launch.driver.task_server import TaskServer, TaskStreams
 from ronde.net.authentication import Protection
 

@@ -13,14 +13,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Protocol
 
 import pytest
 
 from ronde.errors import RondeError, TimeoutError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.base import Ticket
+from ronde.launch.clusters.cluster import Ticket
+from ronde.launch.driver.driver_messages import PURPOSE, REGISTRATION, Registration, TaskMessage
 from ronde.launch.driver.task import run_task
-from ronde.launch.driver.task_messages import PURPOSE, REGISTRATION, Registration, TaskMessage
 from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
 from ronde.net.authentication import Protection, Role, authenticate
 from ronde.net.message_channel import MessageChannel
@@ -41,10 +42,16 @@ def server(key: JobKey) -> Iterator[TaskServer]:
     server.close()
 
 
+class HasAddress(Protocol):
+    """What listens for tasks at an address."""
+
+    address: str
+
+
 class FakeTask:
     """A connection that has proved that it knows the key."""
 
-    def __init__(self, server: TaskServer, key: JobKey, slot: int = 0, *, registers: bool = True) -> None:
+    def __init__(self, server: HasAddress, key: JobKey, slot: int = 0, *, registers: bool = True) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port_of(server)))
         deadline_ns = time.monotonic_ns() + PATIENCE_S * SECOND
         handshake = authenticate(self.sock, Role.CLIENT, key, PURPOSE, Protection.SEALED, deadline_ns)
@@ -73,7 +80,7 @@ class FakeTask:
         return False
 
 
-def port_of(server: TaskServer) -> int:
+def port_of(server: HasAddress) -> int:
     return int(server.address.rpartition(":")[2])
 
 

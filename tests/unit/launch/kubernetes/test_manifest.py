@@ -10,8 +10,7 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.launch.kubernetes.manifest import JOB_SET, Manifest, PodJob, build_manifest
-from ronde.launch.kubernetes.manifest_patch import patch_manifest
+from ronde.launch.kubernetes.manifest import JOB_SET, Manifest, PodJob, build_manifest, patch_manifest
 
 VERSIONS = ("1.31", "1.34", "1.37")
 KEY = JobKey.generate()

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from ronde.compat.calls import with_horovods_words
 from ronde.errors import UsageError
 from ronde.launch.callables import ElasticLaunch
-from ronde.launch.clusters.ssh import is_here
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
-from ronde.launch.host_list import parse_hostfile, parse_hosts, place_workers
+from ronde.launch.hosts.host_list import parse_hostfile, parse_hosts, place_workers
+from ronde.launch.hosts.ssh import is_here
 from ronde.net.addresses import addresses_here
 
 __all__ = ["run"]

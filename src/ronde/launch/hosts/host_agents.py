@@ -17,20 +17,18 @@ from dataclasses import replace
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.launch.clusters.discovery import HostScript
-from ronde.launch.clusters.ssh import is_here, ssh_command, travelling
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
-from ronde.launch.driver.agent_process import SSH, AgentProcess
-from ronde.launch.driver.agent_streams import ChildStreams
-from ronde.launch.driver.assignment import Assignment, agent_command
+from ronde.launch.driver.agent_process import SSH, AgentProcess, ChildStreams
 from ronde.launch.driver.driver import Driver
-from ronde.launch.driver.job_store import reachable_addresses, serve_store, tcp_addresses
+from ronde.launch.driver.driver_messages import Assignment, agent_command
+from ronde.launch.driver.job_store import open_store, reachable_addresses
 from ronde.launch.driver.ring import RingPlan, plan_ring
-from ronde.launch.host_list import Host, describe
+from ronde.launch.hosts.discovery import HostScript
+from ronde.launch.hosts.host_list import Host, describe
+from ronde.launch.hosts.ssh import is_here, ssh_command, travelling
 from ronde.launch.screen import claim_standard_streams
 from ronde.net.addresses import addresses_here
-from ronde.stores.tcp import StoreClient
 
 __all__ = ["run_hosts"]
 
@@ -48,9 +46,9 @@ def run_hosts(config: LaunchConfig, environment: Mapping[str, str]) -> int:
     with ExitStack() as stack:
         placement = HostAgents(config, environment)
         driver = Driver(placement, environment, stack)
-        outcome = driver.run()
-        driver.report(outcome)
-        return outcome.exit_code
+        end = driver.run()
+        driver.report(end)
+        return end.exit_code
 
 
 class HostAgents:
@@ -64,8 +62,9 @@ class HostAgents:
         self._own_addresses = addresses_here()
         self._discovery, self._ssh = config.discovery, config.ssh
         self._start_ns = config.start_timeout_ns
-        self.limits = _limits(config, self._hosts)
-        self.config = _for_agents(config, self._hosts)
+        self._is_fixed = _is_fixed(config, self._hosts)
+        self.limits = _limits(config, self._hosts, self._is_fixed)
+        self.config = _for_agents(config, self._hosts, self._is_fixed, self.limits.min_slots)
         self._key = JobKey.generate()
         self._stack = ExitStack()
         self._script: HostScript | None = None
@@ -80,14 +79,10 @@ class HostAgents:
             reachable: Sequence[str] = ["127.0.0.1"]
             listening = reachable
         else:
-            if _is_fixed(self.config, self._hosts) and not self._is_placed():
+            if self._is_fixed and not self._is_placed():
                 self._rings = dict(zip(names, plan_ring(names)))
             reachable, listening = reachable_addresses(self.config, self._own_addresses, names)
-        server = serve_store(listening, self._key)
-        self._stack.callback(server.close)
-        self._stores = tcp_addresses(reachable, server.address)
-        self.store = StoreClient(server.address, self._key, 10 * SECOND)
-        self._stack.callback(self.store.close)
+        self.store, self._stores = open_store(reachable, listening, self._key, self._stack)
         if self._discovery:
             self._script = HostScript(
                 self._discovery, self._environment, driver.loop, driver.offer_hosts, driver.say
@@ -146,7 +141,7 @@ class HostAgents:
         except OSError as error:
             self._driver.fail_host(host.name, f"cannot start {argv[0]}: {error.strerror}")
             return
-        agent = self._driver.add_agent(host.name, secrets.token_hex(8))
+        agent = self._driver.add_agent(host.name)
         self._waiting[host.name] = Assignment(
             agent=agent.id,
             job_key=self._key.hex(),
@@ -182,9 +177,8 @@ def _is_fixed(config: LaunchConfig, hosts: tuple[Host, ...]) -> bool:
     return not config.discovery and not 0 < config.min_workers < sum(host.slots for host in hosts)
 
 
-def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
+def _limits(config: LaunchConfig, hosts: tuple[Host, ...], is_fixed: bool) -> health.Limits:
     slots = sum(host.slots for host in hosts)
-    is_fixed = _is_fixed(config, hosts)
     if not config.discovery and config.min_workers > slots:
         raise UsageError(
             f"{config.min_workers} workers, the minimum, need as many slots, but {describe(hosts)} has {slots}: name "
@@ -200,16 +194,16 @@ def _limits(config: LaunchConfig, hosts: tuple[Host, ...]) -> health.Limits:
     )
 
 
-def _for_agents(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
+def _for_agents(
+    config: LaunchConfig, hosts: tuple[Host, ...], is_fixed: bool, min_slots: int
+) -> LaunchConfig:
     """Return the configuration of all agents; each one adds its slots and addresses."""
-    limits = _limits(config, hosts)
-    is_fixed = _is_fixed(config, hosts)
     rendezvous = replace(
         config.rendezvous,
         backend=_backend(config, is_fixed and len(hosts) == 1),
         run_id=config.rendezvous.run_id or secrets.token_hex(8),
         min_nodes=len(hosts) if is_fixed else 1,
-        min_slots=0 if is_fixed else limits.min_slots,
+        min_slots=0 if is_fixed else min_slots,
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
         supply=len(hosts) if is_fixed else None,

@@ -18,7 +18,7 @@ from ronde.launch.config import (
     Std,
     WorkerSpec,
 )
-from ronde.launch.driver.assignment import Assignment, hello
+from ronde.launch.driver.driver_messages import Assignment, hello
 from ronde.launch.driver.ring import RingPlan
 
 SMALL = LaunchConfig(WorkerSpec(("/bin/true",)))

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ronde.errors import UsageError
 from ronde.launch.config import LaunchConfig, Ssh
-from ronde.launch.driver.assignment import agent_command
+from ronde.launch.driver.driver_messages import agent_command
 from ronde.net.addresses import Address, is_ours, resolve_all
 
 __all__ = ["is_here", "settings_that_travel", "ssh_command", "travelling"]

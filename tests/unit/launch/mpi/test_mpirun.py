@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.mpirun import MpiPlan, plan_here, plan_mpi
+from ronde.launch.mpi.mpirun import MpiPlan, plan_here, plan_mpi
 from ronde.settings import JobKey
 
 KEY = JobKey(bytes(32))

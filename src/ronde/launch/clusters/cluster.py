@@ -15,17 +15,30 @@ To add a cluster, implement `Cluster`:
 A platform may start a task again (a retry) or twice (speculation), each time with another `attempt`. The driver refuses
 a lower attempt than it knows, and a second task with the same attempt while the first one is connected. A platform
 without such numbers leaves `attempt` at 0.
+
+A package registers its cluster by an entry point of the group `ronde.clusters`, which names a callable without required
+arguments that returns a `Cluster`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ronde.errors import UsageError
 from ronde.net.authentication import Protection
 
-__all__ = ["Capabilities", "Capacity", "Cluster", "SlotEvents", "Ticket"]
+__all__ = [
+    "Capabilities",
+    "Capacity",
+    "Cluster",
+    "SlotEvents",
+    "Ticket",
+    "registered_cluster",
+]
+
+_GROUP = "ronde.clusters"
 
 
 @dataclass(frozen=True)
@@ -151,3 +164,28 @@ class Cluster(Protocol):
         Raises:
             Nothing.
         """
+
+
+def registered_cluster(name: str) -> Cluster:
+    """Return a new cluster of a name, such as "spark".
+
+    Args:
+        name: The name of an entry point of the group `ronde.clusters`.
+
+    Raises:
+        UsageError: No installed package has registered the name, its platform is not installed, or the cluster cannot
+            be made, for example because there is no Spark session.
+    """
+    from importlib.metadata import entry_points  # here, because it is slow and seldom needed
+
+    points = {point.name: point for point in entry_points(group=_GROUP)}
+    if name not in points:
+        known = ", ".join(sorted(points)) or "none"
+        raise UsageError(
+            f"unknown cluster {name!r}: the registered ones are: {known} (docs/adding-a-cluster.md)"
+        )
+    try:
+        make: Callable[[], Cluster] = points[name].load()
+    except ImportError as error:
+        raise UsageError(f"the cluster {name!r} cannot be used: {error}; install what it needs") from None
+    return make()

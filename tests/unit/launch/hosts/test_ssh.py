@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.clusters.ssh import is_here, ssh_command, travelling
 from ronde.launch.config import LaunchConfig, RendezvousConfig, Ssh, WorkerSpec
-from ronde.launch.driver.assignment import hello
+from ronde.launch.driver.driver_messages import hello
+from ronde.launch.hosts.ssh import is_here, ssh_command, travelling
 
 CONFIG = LaunchConfig(
     WorkerSpec(("/bin/true",)), rendezvous=RendezvousConfig(heartbeat_ns=2 * 10**9, missing_heartbeats=3)

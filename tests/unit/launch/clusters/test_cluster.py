@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ronde import UsageError
-from ronde.launch.clusters.registry import registered_cluster
+from ronde.launch.clusters.cluster import registered_cluster
 
 
 def test_a_package_registers_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,21 @@
-"""The assignment of an agent that a driver starts, and the other messages of driver and agent.
+"""What a driver, the agents that it starts, and the tasks of a cluster say to each other.
 
-A driver starts `ronde.launch.driver.agent_main` on a host. This says hello and then reads one line, its `Assignment`,
-from standard input, which stays open until the driver no longer needs the agent.
+A driver starts `ronde.launch.driver.agent_main` on a host. The agent says hello, and then reads one line, its
+`Assignment`, from standard input, which stays open until the driver no longer needs the agent. It leaves the job's end
+as it saw it, a `JobEnd`, in the job's store.
+
+A message between a driver and a task of a cluster is one letter and its data. The task registers, the driver accepts or
+refuses it, and then the streams of the task's agent pass, in both directions.
 """
 
 from __future__ import annotations
 
-import os
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
 
 from ronde.errors import ProtocolError, UsageError
 from ronde.launch.config import LaunchConfig
@@ -19,20 +25,28 @@ from ronde.rendezvous.membership import Failure
 from ronde.typed_json import TypedJson
 
 __all__ = [
-    "HELLO",
-    "KEY_LINE",
-    "LAST_WORD",
     "Assignment",
     "DaemonOrder",
-    "LastWord",
+    "HEARTBEATS",
+    "HELLO",
+    "JOB_END",
+    "JobEnd",
+    "KEY_LINE",
+    "PURPOSE",
+    "REGISTRATION",
+    "Registration",
+    "TaskMessage",
     "agent_command",
     "ended_key",
     "hello",
+    "split_message",
 ]
 
 HELLO = b"ronde agent "
 KEY_LINE = b"key "  # before the assignment, from a task that has the job's key
 DAEMON_LINE = b"mpi "
+PURPOSE = "task of a cluster"
+HEARTBEATS = 4  # how many fit into the longest silence
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,7 @@ class Assignment:
     `agent`: its name. `job_key`: empty if the task that started the agent gives it the key. `stores`: the addresses at
     which the job's store may be reached, the likely ones first. `directory`: in which to work; empty: where the agent
     starts. `environment`: variables that override the host's. `has_call`: the workers call the function in the store
-    (`transfer`) instead of the command in `config`. `ring`: the agent's part in finding out by which address other
+    (`job_store`) instead of the command in `config`. `ring`: the agent's part in finding out by which address other
     hosts reach its own; None: it takes the one that leads to the store.
     """
 
@@ -94,43 +108,73 @@ class DaemonOrder:
 
 
 @dataclass(frozen=True)
-class LastWord:
-    """How the job ended, as an agent leaves it in the job's store.
+class JobEnd:
+    """How a job ended: for an agent, which leaves this in the job's store, and for its driver.
 
-    `failure`: the job's first one; `gave_way`: the job may go on without the agent's node.
+    `failure`: the job's first one. `gave_way`: the job may go on without the agent's node.
     """
 
     exit_code: int
     reason: str
-    failure: Failure | None
-    gave_way: bool
+    failure: Failure | None = None
+    gave_way: bool = False
+
+
+class TaskMessage(Enum):
+    """The first byte of a message."""
+
+    # From the task
+    REGISTER = b"R"
+    STDOUT = b"O"
+    STDERR = b"E"
+    EXIT = b"X"  # the exit code, in decimal; the last message
+    # From the driver
+    ACCEPT = b"A"  # start the agent
+    REFUSE = b"N"  # with the reason
+    STDIN = b"I"
+    END_OF_STDIN = b"C"
+    KILL = b"K"
+    # From both
+    HEARTBEAT = b"H"
+
+
+def split_message(message: bytes) -> tuple[TaskMessage, bytes]:
+    """Return the kind of a message and the rest. Raises ProtocolError if there is no such kind."""
+    try:
+        return TaskMessage(message[:1]), message[1:]
+    except ValueError:
+        raise ProtocolError(f"a message begins with {message[:1]!r}, which has no meaning") from None
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A task's description of itself. `host_id`: equal for tasks on one host (`net/host`); `gpus`: those it may use."""
+
+    slot: int
+    attempt: int
+    host: str
+    host_id: str
+    gpus: tuple[str, ...] = ()
 
 
 _ASSIGNMENT: TypedJson[Assignment] = TypedJson(Assignment, "assignment of an agent")
 _ORDER: TypedJson[DaemonOrder] = TypedJson(DaemonOrder, "order of a daemon")
-LAST_WORD: TypedJson[LastWord] = TypedJson(LastWord, "last word of an agent")
+JOB_END: TypedJson[JobEnd] = TypedJson(JobEnd, "end of a job")
+REGISTRATION: TypedJson[Registration] = TypedJson(Registration, "registration of a task")
 
 
+@functools.cache
 def hello() -> bytes:
     """Return an agent's greeting, with its version of Ronde."""
-    return HELLO + f"{_version()} protocol {PROTOCOL_VERSION}\n".encode()
-
-
-def _version() -> str:
-    """Return the installed version, from the name of a folder: `importlib.metadata` takes 20 ms to load."""
-    for folder in sys.path:
-        try:
-            names = os.listdir(folder or os.curdir)
-        except OSError:
-            continue
-        for name in names:
-            if name.startswith("ronde-") and name.endswith(".dist-info"):
-                return name[len("ronde-") : -len(".dist-info")]
-    return "unknown"
+    try:
+        installed = version("ronde")
+    except PackageNotFoundError:
+        installed = "unknown"
+    return HELLO + f"{installed} protocol {PROTOCOL_VERSION}\n".encode()
 
 
 def ended_key(agent: str) -> str:
-    """Return the key of an agent's last word in the job's store."""
+    """Return the key of an agent's `JobEnd` in the job's store."""
     return f"agents/{agent}/ended"
 
 

@@ -23,7 +23,7 @@ from ronde.process.resources import usable_cores
 __all__ = ["MpiPlan", "find_mpirun", "libraries_of", "plan_here", "plan_mpi", "run_here"]
 
 # Variables that an outer launcher set for this process, and that the ranks must not see.
-_OF_OTHERS = (
+_OUTER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -71,10 +71,10 @@ def plan_mpi(
     if "Open MPI" in version or "OpenRTE" in version:
         # By name only: to ranks on other hosts mpirun sends the key by its own connections.
         options = ["--oversubscribe", *(["--allow-run-as-root"] if is_root else []), "-x", "RONDE_JOB_KEY"]
-    wishes = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "PYTHONUNBUFFERED": "1"}
+    defaults = {"OMP_NUM_THREADS": str(max(1, cores // workers)), "PYTHONUNBUFFERED": "1"}
     if libraries:
-        wishes["MPI4PY_LIBMPI"] = str(min(libraries))
-    added = {name: value for name, value in wishes.items() if name not in environment}
+        defaults["MPI4PY_LIBMPI"] = str(min(libraries))
+    added = {name: value for name, value in defaults.items() if name not in environment}
     added["RONDE_JOB_KEY"] = job_key.hex()
     return MpiPlan((str(mpirun), *options, "-n", str(workers), *argv), added)
 
@@ -116,6 +116,6 @@ def plan_here(argv: Sequence[str], workers: int, environment: Mapping[str, str])
 def run_here(argv: Sequence[str], workers: int, environment: Mapping[str, str]) -> int:
     """Become mpirun, which runs the command in `workers` processes. Raises UsageError if there is none."""
     plan = plan_here(argv, workers, environment)
-    inherited = {name: value for name, value in environment.items() if name not in _OF_OTHERS}
+    inherited = {name: value for name, value in environment.items() if name not in _OUTER_VARIABLES}
     sys.stdout.flush()
     os.execve(plan.argv[0], plan.argv, {**inherited, **plan.environment})

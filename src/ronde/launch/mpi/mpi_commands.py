@@ -38,8 +38,8 @@ RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
 
 # The Python of each host: its daemon has the variable.
 _RANK = ("/bin/sh", "-c", f'exec "${PYTHON_VARIABLE}" -P -m ronde.launch.mpi.rank_task')
-_OF_OTHERS = ("OMPI_COMM_", "PBS_", "PMI_", "PMIX_", "PRTE_LAUNCHED", "SLURM_")
-_OF_THE_DRIVER = re.compile(
+_OUTER_PREFIXES = ("OMPI_COMM_", "PBS_", "PMI_", "PMIX_", "PRTE_LAUNCHED", "SLURM_")
+_DRIVER_OPTIONS = re.compile(
     r' --?(?:prte)?mca (?:prte_if_include|oob_tcp_if_include|[op]rte_tmpdir_base) "?[^" ]*"?'
 )
 
@@ -98,9 +98,9 @@ def mpirun_command(
 
 def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this process without those of an MPI or Slurm around it."""
-    return {name: value for name, value in environment.items() if not name.startswith(_OF_OTHERS)}
+    return {name: value for name, value in environment.items() if not name.startswith(_OUTER_PREFIXES)}
 
 
 def daemon_command(command: str) -> str:
-    """Return the shell command by which mpirun would start a daemon, without what holds only for its own machine."""
-    return _OF_THE_DRIVER.sub("", command)
+    """Return mpirun's shell command that starts a daemon, without the options that hold only for its own machine."""
+    return _DRIVER_OPTIONS.sub("", command)

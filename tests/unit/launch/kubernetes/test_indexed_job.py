@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ronde.launch.kubernetes.job_progress import FollowLogs, JobEnded, JobProgress, Tell
+from ronde.launch.kubernetes.indexed_job import FollowLogs, JobEnded, JobProgress, Tell
 
 SECOND = 10**9
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.host_list import (
+from ronde.launch.hosts.host_list import (
     Host,
     describe,
     parse_discovered,

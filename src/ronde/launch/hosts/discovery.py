@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from ronde.errors import UsageError
 from ronde.launch.config import Discovery
-from ronde.launch.host_list import Host, parse_discovered
+from ronde.launch.hosts.host_list import Host, parse_discovered
 from ronde.launch.loop import Loop, Order
 
 __all__ = ["HostScript"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.driver.assignment import DaemonOrder
+from ronde.launch.driver.driver_messages import DaemonOrder
 from ronde.launch.driver.task_registry import Task
-from ronde.launch.mpi.plan import (
+from ronde.launch.mpi.mpi_commands import (
     check_version,
     daemon_command,
     host_slots,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ronde.errors import UsageError
-from ronde.launch.clusters.discovery import HostScript
 from ronde.launch.config import Discovery
-from ronde.launch.host_list import Host
+from ronde.launch.hosts.discovery import HostScript
+from ronde.launch.hosts.host_list import Host
 from ronde.launch.loop import Loop
 
 
