@@ -18,7 +18,7 @@ from tests.other_user import NOBODY, start_as_nobody
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse_address, resolve
-from ronde.stores.listeners import shortcuts
+from ronde.stores.server import shortcuts
 from ronde.stores.tcp import StoreClient, StoreServer
 
 pytestmark = pytest.mark.alone

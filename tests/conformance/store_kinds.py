@@ -13,7 +13,7 @@ from tests.conformance.etcd_cluster import EtcdCluster
 from tests.conformance.store_processes import Where
 
 from ronde.settings import JobKey
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 KINDS = [
     "memory",

@@ -20,7 +20,7 @@ from tests.conformance.etcd_cluster import EtcdCluster
 from tests.ports import free_ports
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
-from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.rendezvous import RendezvousConfig
 from ronde.rendezvous.store_access import EtcdStoreAccess
 from ronde.stores.etcd import EtcdStore
 from ronde.testing.linearizability import Event, Recorder, check, history, random_calls

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.store_kinds import ONLY_BOOTSTRAP, WHOLE_KINDS
 from tests.conformance.store_processes import Where, start_recorder
 
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 from ronde.testing.linearizability import Event, check, exercise, history
 
 # It has no queues, cannot tell an absent key from an empty value, and does not expect deletions while it reads.

@@ -21,8 +21,7 @@ from ronde.rendezvous.liveness import Liveness
 from ronde.rendezvous.member import Member
 from ronde.rendezvous.membership import Node
 from ronde.rendezvous.participant import Participant
-from ronde.rendezvous.state import JobPhase, JobState, JoinRequest, Message, RosterKey
-from ronde.rendezvous.state_replica import StateReplica
+from ronde.rendezvous.state import JobPhase, JobState, JoinRequest, Message, RosterKey, StateReplica
 
 BATCH = 75
 WHAT_HAPPENS = {

@@ -11,7 +11,7 @@ from ronde.cli.options import nearest
 from ronde.cli.run_arguments import RunArguments
 from ronde.cli.run_here import BACKENDS, Here
 from ronde.errors import UsageError
-from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.rendezvous import RendezvousConfig
 from ronde.values import FLAG, POSITIVE_SECONDS, SECONDS, TEXT, ValueKind, count_from, seconds_from
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import secrets
 
 from ronde.errors import UsageError
 from ronde.net.host import host_name
-from ronde.stores.base import Store
 from ronde.stores.prefix import PrefixStore
+from ronde.stores.store import Store
 
 __all__ = ["join_session"]
 

@@ -17,7 +17,7 @@ from ronde.net import addresses
 from ronde.net.job_keys import INSECURE, find_job_key
 from ronde.net.protection import SECRET
 from ronde.settings import Settings, environment
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 from ronde.stores.tcp import StoreClient, StoreServer
 
 __all__ = ["Meeting", "meet", "surroundings"]

@@ -27,8 +27,7 @@ from ronde.errors import UsageError
 from ronde.file_owners import describe_foreign_owner, describe_other_writers
 from ronde.launch.driver.transfer import connect_to_driver
 from ronde.new_files import create_anew, owner_of_new_files
-from ronde.stores.base import Store
-from ronde.stores.large_values import delete_large, get_large, put_large
+from ronde.stores.store import Store, delete_large, get_large, put_large
 
 __all__ = [
     "CheckpointPlace",

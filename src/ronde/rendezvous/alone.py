@@ -11,8 +11,6 @@ from dataclasses import replace
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.event_queue import EventQueue
-from ronde.rendezvous.base import Rendezvous
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
@@ -25,6 +23,7 @@ from ronde.rendezvous.membership import (
     RoundEnded,
     WorkerFailed,
 )
+from ronde.rendezvous.rendezvous import Rendezvous, RendezvousConfig
 
 __all__ = ["Alone", "make"]
 

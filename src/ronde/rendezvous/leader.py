@@ -16,27 +16,39 @@ Rules
    next such end closes the job; late nodes then go on waiting.
 5. The death of a node that has succeeded is no loss. When all nodes have succeeded, the job is completed.
 6. A node is lost at once when the key that it holds is gone, and after `missing_heartbeats` heartbeats of silence
-   (`failure_detector`).
-7. Survivors get a place before other nodes; a node that can never have one is refused (`applicants`).
+   (`failure_detectors`).
+7. Survivors of the last round get a place first, then all other nodes in the order of their arrival. A node that can
+   never have a place is refused. If two nodes are given one group rank, the leader refuses the later one once both have
+   lived for longer than the patience; before that, the first node may be a previous start of the second.
 8. Where others may go on elsewhere, a round begins only with enough nodes of the last one (`quorum`), and only when no
-   lost node can have workers any more (`lease`).
-9. A message counts once (the `seq` of its sender grows), and only if it concerns the present round.
+   lost node can have workers any more (`liveness`).
+9. A node that wishes for a group rank gets it; of two such nodes, the one that had the rank gets it, else the earlier
+   one. A node of the last round keeps its rank if the rank still exists. The remaining ranks go, from the lowest, first
+   to nodes whose old rank no longer exists, then to newcomers in the order of their host names (numbers in them count
+   as numbers), so that neighbouring hosts get neighbouring ranks, and nodes that share a host follow each other.
+10. A message counts once (the `seq` of its sender grows), and only if it concerns the present round.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from ronde.rank_set import RankSet
-from ronde.rendezvous.applicants import Applicants
-from ronde.rendezvous.failure_detector import FailureDetector
-from ronde.rendezvous.group_ranks import assign_group_ranks, node_names
-from ronde.rendezvous.lease import LeftoverWorkers
-from ronde.rendezvous.membership import Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+from ronde.rendezvous.failure_detectors import FailureDetector
+from ronde.rendezvous.liveness import LeftoverWorkers
+from ronde.rendezvous.membership import (
+    Failure,
+    Node,
+    NodesLost,
+    NodesWaiting,
+    Rules,
+    WorkerFailed,
+    node_names,
+)
 from ronde.rendezvous.quorum import Quorum
-from ronde.rendezvous.rules import Rules
 from ronde.rendezvous.state import (
     PART_NODES,
     Cause,
@@ -52,7 +64,14 @@ from ronde.rendezvous.state import (
     SuccessReport,
 )
 
-__all__ = ["STRAGGLER_NS", "Leader"]
+__all__ = [
+    "STRAGGLER_NS",
+    "Leader",
+    "Applicants",
+    "assign_group_ranks",
+    "host_order",
+    "node_names",
+]
 
 STRAGGLER_NS = 30 * 10**9  # for workers that are slow to end
 NAMED_NODES = 32  # of the lost ones, in the state
@@ -480,3 +499,105 @@ def _names(hosts: Iterable[str]) -> str:
     listed = sorted(set(hosts))
     shown = ", ".join(listed[:4])
     return f"{shown} and {len(listed) - 4} more" if len(listed) > 4 else shown
+
+
+class Applicants:
+    """Nodes without a place in a round, in the order of their arrival."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._nodes: dict[str, Node] = {}
+        self._rivals: dict[str, int] = {}  # by node: since when its given rank is also that of another node
+
+    @property
+    def ids(self) -> KeysView[str]:
+        """The ids of the applicants, in the order of their arrival."""
+        return self._nodes.keys()
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """The ids of the applicants that may wait for a place without limit."""
+        return tuple(self._nodes)[: self._rules.spares]
+
+    def add_node(self, node: Node) -> None:
+        """Add an applicant."""
+        self._nodes[node.id] = node
+
+    def remove_node(self, node: str) -> None:
+        """Remove a node that has a place, or no longer asks for one."""
+        self._nodes.pop(node, None)
+
+    def fitting_nodes(self, taken: Collection[Node], survivors: Collection[str] = ()) -> list[Node]:
+        """Return the applicants that fit beside the nodes that have `taken` a place; `survivors` come first."""
+        ordered = sorted(self._nodes.values(), key=lambda node: node.id not in survivors)
+        if not self._rules.places_are_given:
+            return ordered[: self._places_left(taken)]
+        places = {node.wish for node in taken}
+        fitting = []
+        for node in ordered:
+            if node.wish not in places:
+                places.add(node.wish)
+                fitting.append(node)
+        return fitting
+
+    def count_fitting(self, taken: Collection[Node]) -> int:
+        """Return how many applicants fit; cheap where places are not given, because every arrival asks."""
+        if self._rules.places_are_given:
+            return len(self.fitting_nodes(taken))
+        return min(len(self._nodes), self._places_left(taken))
+
+    def _places_left(self, taken: Collection[Node]) -> int:
+        return max(self._rules.max_nodes - len(taken), 0)
+
+    def reason_to_refuse(self, node: Node) -> str:
+        """Return why this node can never get a place, or "" if it can."""
+        if not self._rules.places_are_given or 0 <= node.wish < self._rules.max_nodes:
+            return ""
+        return f"its --node-rank {node.wish} is not within 0 to {self._rules.max_nodes - 1}"
+
+    def refuse_rivals(self, now_ns: int, survivors: Iterable[Node], patience_ns: int) -> list[Refused]:
+        """Remove nodes whose given rank has been another node's for longer than the patience, and return why."""
+        refused: list[Refused] = []
+        first: dict[int, Node] = {}
+        for node in [*survivors, *self._nodes.values()] if self._rules.places_are_given else ():
+            other = first.setdefault(node.wish, node)
+            if other.id == node.id:
+                self._rivals.pop(node.id, None)
+            elif now_ns - self._rivals.setdefault(node.id, now_ns) > patience_ns:
+                hosts = node.host if node.host == other.host else f"{other.host} and {node.host}"
+                reason = f"two nodes have --node-rank {node.wish}, on {hosts}"
+                del self._rivals[node.id], self._nodes[node.id]
+                refused.append(Refused(node.id, reason))
+        return refused
+
+
+def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes by group rank. `last`: the last round's, by theirs; `nodes`: in the order of their arrival."""
+    had = {node.id: place for place, node in enumerate(last)}
+    size = len(nodes)
+    places: dict[int, Node] = {}
+
+    def take(place: int, node: Node) -> bool:
+        if 0 <= place < size and place not in places:
+            places[place] = node
+            return True
+        return False
+
+    wishing = sorted(
+        (node for node in nodes if node.wish >= 0), key=lambda node: had.get(node.id) != node.wish
+    )
+    left = [node for node in nodes if node.wish < 0]
+    left += [node for node in wishing if not take(node.wish, node)]
+    left = [node for node in left if not take(had.get(node.id, -1), node)]
+    displaced = sorted((node for node in left if node.id in had), key=lambda node: had[node.id])
+    newcomers = sorted(
+        (node for node in left if node.id not in had), key=lambda node: (host_order(node.host), node.host_id)
+    )
+    holes = (place for place in range(size) if place not in places)
+    places |= dict(zip(holes, [*displaced, *newcomers]))
+    return tuple(places[place] for place in range(size))
+
+
+def host_order(host: str) -> list[tuple[int, str]]:
+    """Return the sorting key by which node2 comes before node10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", host) if part]

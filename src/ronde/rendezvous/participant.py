@@ -31,7 +31,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ronde.errors import ProtocolError
-from ronde.rendezvous.codec import decode_state, encode
 from ronde.rendezvous.effects import (
     Changes,
     Compared,
@@ -49,16 +48,23 @@ from ronde.rendezvous.effects import (
     Values,
     Watch,
 )
-from ronde.rendezvous.leader_detector import LeaderDetector, LeaderLoss
+from ronde.rendezvous.failure_detectors import LeaderDetector, LeaderLoss, StoreSilence
 from ronde.rendezvous.leader_inbox import LeaderInbox
 from ronde.rendezvous.liveness import Liveness
 from ronde.rendezvous.member import Member
-from ronde.rendezvous.membership import Budget, Failure, Node
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import ALIVE, STATE, JobState, alive_key, inbox_queue
-from ronde.rendezvous.state_replica import StateReplica
-from ronde.rendezvous.store_identity import Finding, StoreIdentity
-from ronde.rendezvous.store_silence import StoreSilence
+from ronde.rendezvous.membership import Budget, Failure, Node, Rules
+from ronde.rendezvous.state import (
+    ALIVE,
+    STATE,
+    Finding,
+    JobState,
+    StateReplica,
+    StoreIdentity,
+    alive_key,
+    decode_state,
+    encode,
+    inbox_queue,
+)
 
 __all__ = ["Participant"]
 

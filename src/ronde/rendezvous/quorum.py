@@ -26,8 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from ronde.rendezvous.membership import Node
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.membership import Node, Rules
 
 __all__ = ["Quorum", "count_missing"]
 

@@ -8,25 +8,35 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, is_ours, parse_address, parse_tcp, resolve
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import Node
-from ronde.rendezvous.over_store import FoundStore, OverStore
 from ronde.rendezvous.probes import MAX_PROBES, PROBE_NS, ProbeListener, ProbeResult, probe, probe_all
 from ronde.rendezvous.quorum import count_missing
+from ronde.rendezvous.rendezvous import RendezvousConfig
 from ronde.rendezvous.store_session import MOVED
-from ronde.stores.base import Store
 from ronde.stores.prefix import PrefixStore
+from ronde.stores.store import Store
 
 if TYPE_CHECKING:
     from ronde.stores.server import StoreServer
     from ronde.stores.tcp import StoreClient
 
-__all__ = ["DEFAULT_PORT", "endpoint_of", "make_etcd", "make_file", "make_static", "make_tcp"]
+__all__ = [
+    "DEFAULT_PORT",
+    "EtcdStoreAccess",
+    "FileStoreAccess",
+    "FoundStore",
+    "StoreAccess",
+    "TcpStoreAccess",
+    "endpoint_of",
+    "etcd_endpoint",
+    "key_prefix",
+    "may_rehost",
+]
 
 DEFAULT_PORT = 29400
 LINGER_NS = 2 * 10**9
@@ -44,6 +54,48 @@ FIRST_PATIENCE_NS = SECOND // 20
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd grants no shorter one
 
 
+class FoundStore(NamedTuple):
+    """The result of a search. `gone`: the ids of nodes that died with the last store; `is_elsewhere`: another store."""
+
+    store: Store
+    gone: Collection[str]
+    is_elsewhere: bool
+
+
+class StoreAccess(Protocol):
+    """How to reach the store of a backend."""
+
+    def open_store(self, timeout_ns: int) -> Store:
+        """Return a client. Raises TimeoutError if there is no store yet, other errors if there never will be."""
+
+    def describe_node(self, node: Node) -> Node:
+        """Return the node's description with `meeting`: where its agent listens, and may serve another store."""
+
+    def find_store(
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> FoundStore | None:
+        """Return a client of the lost store or of the one that replaces it; None if there is none, or `go_on` is false.
+
+        Called in a separate thread. `nodes`: of the last round. `were_there`: the ids of those that were at the store
+        until its end showed; None if it is only silent.
+        """
+
+    def call_nodes(self, is_here: bool) -> None:
+        """Call nodes at the old address to this store if the job surely goes on here (`is_here`), else stop calling."""
+
+    def open_store_at(self, address: str) -> Store:
+        """Return a client of the store to which this node was called. Raises as `open_store`."""
+
+    def serves_store(self) -> bool:
+        """Return whether this node serves the store."""
+
+    def last_refusal(self) -> str:
+        """Return a description of the last connection that the store served here has refused, or ""."""
+
+    def close(self, others: Callable[[int], None]) -> None:
+        """Stop serving. `others(timeout_ns)` waits until the other nodes are gone."""
+
+
 class TcpStoreAccess:
     """Access to a store at `address`, which this node serves if `serve` is true; None: if it can.
 
@@ -55,7 +107,7 @@ class TcpStoreAccess:
     def __init__(self, address: Address, key: JobKey, serve: bool | None, config: RendezvousConfig) -> None:
         self._endpoint = self._address = address  # where the nodes first meet, and where the store is now
         self._key = key
-        self._prefix = _prefix(config)
+        self._prefix = key_prefix(config)
         self._rehost = may_rehost(config)
         # Before a node there begins another job.
         self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)
@@ -316,71 +368,9 @@ class EtcdStoreAccess(_FixedStoreAccess):
         )
 
 
-def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
-    """Return the rendezvous over a store at host:port, which the node with that address serves.
-
-    With the option `is_host` the user decides whether this node serves the store; with `rehost=false` the loss of the
-    store ends the job.
-    """
-    access = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
-    rules = config.rules(rehost=may_rehost(config))
-    return OverStore(rules, access, config.node_rank, config.start_timeout_ns)
-
-
-def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
-    """Return the rendezvous of nodes with given group ranks; the node of group rank 0 serves the store.
-
-    Workers use the port of the endpoint (MASTER_PORT), so the nodes meet at another one.
-    """
-    if not 0 <= config.node_rank < config.max_nodes:
-        raise UsageError(
-            f"the rendezvous 'static' needs --node-rank from 0 to {config.max_nodes - 1}, not {config.node_rank}"
-        )
-    if config.min_nodes != config.max_nodes:
-        raise UsageError(
-            f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
-        )
-    endpoint = endpoint_of(config)
-    ours = replace(endpoint, port=_meeting_port(endpoint.port))
-    try:
-        access = TcpStoreAccess(ours, key, config.node_rank == 0, config)
-    except UsageError as error:
-        raise UsageError(
-            f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
-        ) from None
-    rules = config.rules(places_are_given=True, rehost=may_rehost(config))
-    return OverStore(rules, access, config.node_rank, config.start_timeout_ns)
-
-
 def may_rehost(config: RendezvousConfig) -> bool:
     """Return whether nodes that lose the store may meet at another one."""
     return config.max_nodes > 1 and config.truth("rehost") is not False
-
-
-def make_file(config: RendezvousConfig, _: JobKey) -> OverStore:
-    """Return the rendezvous in a file on a file system that all nodes share."""
-    if not config.endpoint:
-        raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
-    return OverStore(
-        config.rules(),
-        FileStoreAccess(config.endpoint, _prefix(config)),
-        config.node_rank,
-        config.start_timeout_ns,
-    )
-
-
-def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
-    """Return the rendezvous in an etcd, whose members are at host:port[,host:port...]."""
-    if not config.endpoint:
-        raise UsageError(
-            "the rendezvous 'etcd' needs the address of etcd: --rdzv-endpoint HOST:PORT[,HOST:PORT...]"
-        )
-    from ronde.stores.etcd_gateway import parse_endpoints
-
-    parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
-    return OverStore(
-        config.rules(), EtcdStoreAccess(config, _prefix(config)), config.node_rank, config.start_timeout_ns
-    )
 
 
 def etcd_endpoint(config: RendezvousConfig) -> str:
@@ -394,17 +384,9 @@ def etcd_endpoint(config: RendezvousConfig) -> str:
     return ",".join(place if "//" in place else f"{protocol}://{place}" for place in places)
 
 
-def _prefix(config: RendezvousConfig) -> str:
+def key_prefix(config: RendezvousConfig) -> str:
+    """Return the prefix of all keys of the job."""
     return f"rendezvous/{config.run_id}/"
-
-
-def _meeting_port(port: int) -> int:
-    """Return the port where the nodes meet, for the port of their workers.
-
-    It is not the next one, because jobs on one machine often have neighbouring ports; and it is rather below the ports
-    that systems give to outgoing connections.
-    """
-    return port - 10_000 if port >= 20_000 else port + 10_000
 
 
 def endpoint_of(config: RendezvousConfig) -> Address:

@@ -35,7 +35,7 @@ from ronde.rendezvous.effects import (
     Watch,
 )
 from ronde.rendezvous.state import STATE
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 __all__ = ["MOVED", "StoreSession"]
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ronde.errors import UsageError
-from ronde.stores.base import check_key, check_value, waited_in_vain
-from ronde.stores.table import Table
-from ronde.stores.table_reader import TableReader
+from ronde.stores.store import check_key, check_value, waited_in_vain
+from ronde.stores.table import Table, TableReader
 
 __all__ = ["MemoryStore"]
 

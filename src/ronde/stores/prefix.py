@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ronde.stores.base import Store, check_key, several
+from ronde.stores.store import Store, check_key, several
 
 __all__ = ["PrefixStore"]
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ronde._native import StoreSession
 from ronde.errors import ProtocolError, UsageError
 from ronde.stores import wire
-from ronde.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
+from ronde.stores.store import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 from ronde.stores.table import NUMBER_BYTES, Table
 from ronde.stores.wire import ANSWER, FRAME_LIMIT_BYTES, Request, Status, StoreOperation, answer
 

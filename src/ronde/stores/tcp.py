@@ -39,9 +39,8 @@ from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.stores import wire
-from ronde.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
-from ronde.stores.listeners import detect_loss, shortcuts
-from ronde.stores.server import STORE_PURPOSE, StoreServer
+from ronde.stores.server import STORE_PURPOSE, StoreServer, detect_loss, shortcuts
+from ronde.stores.store import check_amount, check_key, check_value, missing_of, several, waited_in_vain
 from ronde.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
 
 __all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import Address
-from ronde.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
+from ronde.stores.store import check_amount, check_key, check_value, missing_of, several, waited_in_vain
 
 __all__ = ["TorchStore"]
 

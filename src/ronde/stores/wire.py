@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from ronde.errors import ProtocolError
-from ronde.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
+from ronde.stores.store import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 
 __all__ = [
     "ANSWER",

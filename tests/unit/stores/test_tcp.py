@@ -23,7 +23,7 @@ from ronde.net.authenticating_listener import MAX_STRANGERS
 from ronde.net.foreign import is_torch_store
 from ronde.net.own_descriptors import OwnSocket
 from ronde.settings import JobKey
-from ronde.stores.base import VALUE_LIMIT_BYTES
+from ronde.stores.store import VALUE_LIMIT_BYTES
 from ronde.stores.tcp import StoreClient, StoreServer
 from ronde.stores.wire import StoreOperation, pack_known, pack_pairs, pairs_from, request
 

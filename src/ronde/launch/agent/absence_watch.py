@@ -21,7 +21,7 @@ from ronde.launch.loop import Loop, Order
 
 if TYPE_CHECKING:
     from ronde.net.event_queue import EventQueue
-    from ronde.stores.base import Store
+    from ronde.stores.store import Store
 
 __all__ = ["AbsenceWatch"]
 

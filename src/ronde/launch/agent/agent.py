@@ -61,9 +61,8 @@ from ronde.process.disk import Disk
 from ronde.process.error_file import ERROR_FILE, hand_up
 from ronde.process.output import claim_standard_streams
 from ronde.process.process_groups import SignalInbox, usable_cores
-from ronde.rendezvous.base import Rendezvous
 from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
-from ronde.rendezvous.registry import create
+from ronde.rendezvous.rendezvous import Rendezvous, create
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 

@@ -24,7 +24,7 @@ from ronde.launch.driver.transfer import JobMemory, fetch_result
 from ronde.net.protection import SECRET
 from ronde.process.output import claim_standard_streams
 from ronde.rendezvous.membership import Failure
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 from ronde.values import PROTECTION
 
 __all__ = [

@@ -34,7 +34,7 @@ from ronde.net.authenticating_listener import Authenticator
 from ronde.net.authentication import Handshake, Role
 from ronde.net.message_channel import MessageChannel
 from ronde.net.protection import protection_of
-from ronde.stores.listeners import detect_loss
+from ronde.stores.server import detect_loss
 
 __all__ = ["TaskConnection", "TaskServer", "TaskStreams"]
 

@@ -13,8 +13,7 @@ from ronde.errors import RondeError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.agent.agent import RunResult
 from ronde.launch.calls import CallFiles
-from ronde.stores.base import Store
-from ronde.stores.large_values import delete_large, get_large, put_large
+from ronde.stores.store import Store, delete_large, get_large, put_large
 from ronde.stores.tcp import StoreClient
 
 __all__ = [

@@ -1,8 +1,14 @@
-"""The rendezvous of nodes that share a store: the shell of `rendezvous`.
+"""The rendezvous of nodes that share a store: the shell of `participant`, and one factory per backend.
 
-One thread steps the machine: it waits for news and for the machine's next time, never for the store; the threads of a
-`StoreSession` do that. If the store is lost, another thread searches for it, or for another one, and the machine goes
-on there with a new session. Without a session the machine still gets the time, so workers end when the lease does.
+1. One thread steps the machine: it waits for news and for the machine's next time, never for the store; the threads of
+   a `StoreSession` do that. If the store is lost, another thread searches for it, or for another one, and the machine
+   goes on there with a new session. Without a session the machine still gets the time, so workers end when the lease
+   does.
+2. A file, an etcd or a `ronde store` outlives the job, and keeps its state under its --rdzv-id, which is often the
+   default. If no node of that job lives, the first node to arrive begins another job. If one lives, it may be about to
+   end, so the new node waits for a moment; then it is too late for that job, and reports so. Compare-and-set on the
+   state decides, so of several nodes that arrive at once one begins the job, and the others find it. The job begins in
+   a new term without a leader: the first node that joins claims to lead.
 """
 
 from __future__ import annotations
@@ -11,24 +17,59 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple, Protocol
 
-from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
+from ronde.errors import (
+    AuthenticationError,
+    PeerLostError,
+    ProtocolError,
+    RondeError,
+    TimeoutError,
+    UsageError,
+)
+from ronde.job_key import JobKey
 from ronde.net.event_queue import EventQueue
 from ronde.rendezvous.effects import Effect, Event, NotifyAgent, Probe, Probed, Tick
-from ronde.rendezvous.ended_job import succeed_ended_job
-from ronde.rendezvous.membership import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
+from ronde.rendezvous.membership import (
+    Budget,
+    Failure,
+    Node,
+    Notice,
+    RendezvousBroken,
+    RendezvousEvent,
+    Rules,
+)
 from ronde.rendezvous.participant import Participant
 from ronde.rendezvous.probes import find_ended
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import ALIVE, JobTerms, alive_key
+from ronde.rendezvous.rendezvous import RendezvousConfig
+from ronde.rendezvous.state import (
+    ALIVE,
+    STATE,
+    JobPhase,
+    JobState,
+    JobTerms,
+    alive_key,
+    decode_roster,
+    decode_state,
+    encode,
+)
+from ronde.rendezvous.store_access import (
+    EtcdStoreAccess,
+    FileStoreAccess,
+    FoundStore,
+    StoreAccess,
+    TcpStoreAccess,
+    endpoint_of,
+    etcd_endpoint,
+    key_prefix,
+    may_rehost,
+)
 from ronde.rendezvous.store_session import StoreSession
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
-__all__ = ["StoreAccess", "FoundStore", "OverStore"]
+__all__ = ["StoreRendezvous", "make_etcd", "make_file", "make_static", "make_tcp"]
 
 NAMED_HOSTS = 8
 LONGEST_WAIT_NS = 60 * 10**9
@@ -45,49 +86,7 @@ REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer
 _log = logging.getLogger(__name__)
 
 
-class FoundStore(NamedTuple):
-    """The result of a search. `gone`: the ids of nodes that died with the last store; `is_elsewhere`: another store."""
-
-    store: Store
-    gone: Collection[str]
-    is_elsewhere: bool
-
-
-class StoreAccess(Protocol):
-    """How to reach the store of a backend."""
-
-    def open_store(self, timeout_ns: int) -> Store:
-        """Return a client. Raises TimeoutError if there is no store yet, other errors if there never will be."""
-
-    def describe_node(self, node: Node) -> Node:
-        """Return the node's description with `meeting`: where its agent listens, and may serve another store."""
-
-    def find_store(
-        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
-    ) -> FoundStore | None:
-        """Return a client of the lost store or of the one that replaces it; None if there is none, or `go_on` is false.
-
-        Called in a separate thread. `nodes`: of the last round. `were_there`: the ids of those that were at the store
-        until its end showed; None if it is only silent.
-        """
-
-    def call_nodes(self, is_here: bool) -> None:
-        """Call nodes at the old address to this store if the job surely goes on here (`is_here`), else stop calling."""
-
-    def open_store_at(self, address: str) -> Store:
-        """Return a client of the store to which this node was called. Raises as `open_store`."""
-
-    def serves_store(self) -> bool:
-        """Return whether this node serves the store."""
-
-    def last_refusal(self) -> str:
-        """Return a description of the last connection that the store served here has refused, or ""."""
-
-    def close(self, others: Callable[[int], None]) -> None:
-        """Stop serving. `others(timeout_ns)` waits until the other nodes are gone."""
-
-
-class OverStore:
+class StoreRendezvous:
     """The `Rendezvous` of a node over a store.
 
     `wish`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the store.
@@ -421,3 +420,131 @@ class OverStore:
                 self._probe_agents(effect)
             elif self._session and not self._is_lost:
                 self._session.perform(effect)
+
+
+NOBODY = ""
+LOOK_NS = 10**9 // 2  # the interval between calls of `go_on`
+
+
+def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Callable[[], bool]) -> str:
+    """Begin a new job in the store if its job has ended; return why that is impossible, or "".
+
+    Raises the store's errors.
+    """
+    raw = store.watch({STATE: None}, 0).get(STATE)
+    try:
+        state = decode_state(raw) if raw else None
+        if raw is None or state is None or state.phase in (JobPhase.FORMING, JobPhase.RUNNING):
+            return ""
+        hosts = {state.leader: "", **{node.id: node.host for node in _roster(store, state)}}
+    except ProtocolError:
+        return ""  # the state of another version, which the machine reports
+    left = {alive_key(node): host for node, host in hosts.items() if node}
+    deadline_ns = time.monotonic_ns() + patience_ns
+    while left and go_on():
+        left_ns = deadline_ns - time.monotonic_ns()
+        known: dict[str, bytes | None] = {STATE: raw, **dict.fromkeys(left, ALIVE)}
+        gone = store.watch(known, max(0, min(left_ns, LOOK_NS)))
+        if STATE in gone:
+            return ""  # another node was faster
+        for key in gone:
+            del left[key]
+        if left and left_ns <= 0:
+            return _too_late(state, sorted({host for host in left.values() if host}))
+    if not left:
+        job = f"{state.job}+{state.term + 1}"
+        began = JobState(terms, NOBODY, term=state.term + 1, version=state.version + 1, job=job)
+        if store.compare_set(STATE, raw, encode(began)) == encode(began) and state.roster:
+            store.delete_prefix(state.roster.prefix)
+    return ""
+
+
+def _roster(store: Store, state: JobState) -> tuple[Node, ...]:
+    if state.roster is None:
+        return ()
+    found = store.watch(dict.fromkeys(state.roster.keys), 0)
+    parts = tuple(found.get(key) or b"" for key in state.roster.keys)
+    return decode_roster(parts) if all(parts) else ()
+
+
+def _too_late(state: JobState, hosts: list[str]) -> str:
+    how = "has completed" if state.phase == JobPhase.COMPLETED else f"has ended ({state.reason})"
+    where = f" on {', '.join(hosts)}" if hosts else ""
+    return (
+        f"the job that met here {how}, and nodes of it{where} are still there: wait until they have gone, "
+        "or give this job another --rdzv-id"
+    )
+
+
+# Backends
+
+
+def make_tcp(config: RendezvousConfig, key: JobKey) -> StoreRendezvous:
+    """Return the rendezvous over a store at host:port, which the node with that address serves.
+
+    With the option `is_host` the user decides whether this node serves the store; with `rehost=false` the loss of the
+    store ends the job.
+    """
+    access = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
+    rules = config.rules(rehost=may_rehost(config))
+    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns)
+
+
+def make_static(config: RendezvousConfig, key: JobKey) -> StoreRendezvous:
+    """Return the rendezvous of nodes with given group ranks; the node of group rank 0 serves the store.
+
+    Workers use the port of the endpoint (MASTER_PORT), so the nodes meet at another one.
+    """
+    if not 0 <= config.node_rank < config.max_nodes:
+        raise UsageError(
+            f"the rendezvous 'static' needs --node-rank from 0 to {config.max_nodes - 1}, not {config.node_rank}"
+        )
+    if config.min_nodes != config.max_nodes:
+        raise UsageError(
+            f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
+        )
+    endpoint = endpoint_of(config)
+    ours = replace(endpoint, port=_meeting_port(endpoint.port))
+    try:
+        access = TcpStoreAccess(ours, key, config.node_rank == 0, config)
+    except UsageError as error:
+        raise UsageError(
+            f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
+        ) from None
+    rules = config.rules(places_are_given=True, rehost=may_rehost(config))
+    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns)
+
+
+def make_file(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
+    """Return the rendezvous in a file on a file system that all nodes share."""
+    if not config.endpoint:
+        raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
+    return StoreRendezvous(
+        config.rules(),
+        FileStoreAccess(config.endpoint, key_prefix(config)),
+        config.node_rank,
+        config.start_timeout_ns,
+    )
+
+
+def make_etcd(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
+    """Return the rendezvous in an etcd, whose members are at host:port[,host:port...]."""
+    if not config.endpoint:
+        raise UsageError(
+            "the rendezvous 'etcd' needs the address of etcd: --rdzv-endpoint HOST:PORT[,HOST:PORT...]"
+        )
+    from ronde.stores.etcd_gateway import parse_endpoints
+
+    parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
+    return StoreRendezvous(
+        config.rules(), EtcdStoreAccess(config, key_prefix(config)), config.node_rank, config.start_timeout_ns
+    )
+
+
+def _meeting_port(port: int) -> int:
+    """Return the port where the nodes meet, for the port of their workers.
+
+    It is not the next one, because jobs on one machine often have neighbouring ports; and it is rather below the ports
+    that systems give to outgoing connections.
+    """
+    return port - 10_000 if port >= 20_000 else port + 10_000

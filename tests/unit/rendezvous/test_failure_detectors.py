@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ronde.rendezvous.effects import Values
-from ronde.rendezvous.leader_detector import LeaderDetector
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.failure_detectors import LeaderDetector
+from ronde.rendezvous.membership import Rules
 from ronde.rendezvous.state import ALIVE
 
 S = 10**9

@@ -35,9 +35,9 @@ from ronde.rendezvous.membership import (
     RendezvousEvent,
     RoundBegan,
     RoundEnded,
+    Rules,
 )
 from ronde.rendezvous.participant import Participant
-from ronde.rendezvous.rules import Rules
 from ronde.rendezvous.state import STATE
 
 S = 10**9
