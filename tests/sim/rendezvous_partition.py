@@ -307,7 +307,7 @@ class Partition(Simulation):
         for node in self.nodes:
             assert isinstance(node, MovingNode)
             is_caller = (
-                node.is_alive and node.place is node.own and node.participant.store_identity.is_calling
+                node.is_alive and node.place is node.own and node.participant.store_identity.is_redirecting
             )
             if (
                 is_caller

@@ -1,7 +1,6 @@
 """The rendezvous of a job with one node: the rules of a round without other nodes.
 
-It has no store, thread or clock, and loads none of the machines that several nodes need, so that the launcher starts
-fast.
+It has no store, thread or clock, and needs none of the machines of several nodes.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ REFUSALS = 16  # kept in the state
 
 
 @dataclass(slots=True)
-class _Doubt:
+class _UnsettledFailure:
     """A failure that blames a peer, and the nodes that have not shown since that they live.
 
     `awaits_exit`: the nodes with a worker whose exit code may be the cause; the wait for it ends at `until_ns`.
@@ -115,7 +115,7 @@ class Leader:
         self._seqs: dict[str, int] = {}
         self._detector = FailureDetector(rules, self._by_id, now_ns)
         self.leftover_workers = LeftoverWorkers(rules)
-        self._doubt: _Doubt | None = None
+        self._unsettled: _UnsettledFailure | None = None
         self._formed_ns = now_ns  # when the present round began to form
         self._last_call_ns: int | None = None  # when the last call ends
         self._too_few = state.roster is None
@@ -146,7 +146,7 @@ class Leader:
     def tick(self, now_ns: int) -> bool:
         """Decide what depends on the time; return whether the heartbeats must be read now."""
         self._ticked_ns = now_ns
-        self._settle_doubt(now_ns)
+        self._settle_failure(now_ns)
         self._decide(now_ns)
         if not self._detector.begin_reading(now_ns):
             return False
@@ -194,13 +194,13 @@ class Leader:
             self._decide(now_ns)
 
     def _note_heartbeat(self, now_ns: int, node: str, heartbeat: Heartbeat | None, shows_life: bool) -> None:
-        if self._doubt and shows_life:
-            self._doubt.unconfirmed.discard(node)
+        if self._unsettled and shows_life:
+            self._unsettled.unconfirmed.discard(node)
             awaits_exit = heartbeat is not None and heartbeat.awaits_exit
-            (self._doubt.awaits_exit.add if awaits_exit else self._doubt.awaits_exit.discard)(node)
+            (self._unsettled.awaits_exit.add if awaits_exit else self._unsettled.awaits_exit.discard)(node)
         if heartbeat is not None and heartbeat.succeeded == self.state.number:
             self._note_success(node)
-        self._settle_doubt(now_ns)
+        self._settle_failure(now_ns)
 
     def _note_late_heartbeat(self, now_ns: int, node: str) -> None:
         """Note that a lost node has sent a heartbeat. It may have renewed its lease while its workers end."""
@@ -267,30 +267,36 @@ class Leader:
     def _handle_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
         self._succeeded.discard(sender)  # a worker has ended with exit code 0, and others wait for it
         if failure.blames_peer and len(self.roster) > 1:
-            if self._doubt is None:
+            if self._unsettled is None:
                 until_ns = now_ns + self._rules.longest_end_ns
-                self._doubt = _Doubt(failure, self._by_id.keys() - self._succeeded, set(), until_ns)
-            self._doubt.unconfirmed.discard(sender)
-            self._settle_doubt(now_ns)
+                self._unsettled = _UnsettledFailure(
+                    failure, self._by_id.keys() - self._succeeded, set(), until_ns
+                )
+            self._unsettled.unconfirmed.discard(sender)
+            self._settle_failure(now_ns)
         elif self._rules.gives_way and self.state.restarts >= self.state.terms.max_restarts:
             # The node is lost, and the job goes on: failures of other nodes may be consequences of this one.
             self.lose_nodes(now_ns, {sender}, f"left: {failure.message}", may_work=True)
         else:
             self._end_round(now_ns, WorkerFailed(failure))
 
-    def _settle_doubt(self, now_ns: int) -> None:
-        doubt = self._doubt
-        if doubt and not doubt.unconfirmed and (not doubt.awaits_exit or now_ns >= doubt.until_ns):
-            self._end_round(now_ns, WorkerFailed(doubt.failure))
+    def _settle_failure(self, now_ns: int) -> None:
+        unsettled = self._unsettled
+        if (
+            unsettled
+            and not unsettled.unconfirmed
+            and (not unsettled.awaits_exit or now_ns >= unsettled.until_ns)
+        ):
+            self._end_round(now_ns, WorkerFailed(unsettled.failure))
 
     def _note_success(self, node: str) -> None:
         if self.state.phase == JobPhase.RUNNING and node in self._by_id:
             self._succeeded.add(node)
-            if self._doubt:
-                self._doubt.unconfirmed.discard(node)
-                self._doubt.awaits_exit.discard(node)
+            if self._unsettled:
+                self._unsettled.unconfirmed.discard(node)
+                self._unsettled.awaits_exit.discard(node)
             if self._succeeded >= self._by_id.keys():
-                self._doubt = None
+                self._unsettled = None
                 self.state = replace(self.state, phase=JobPhase.COMPLETED)
                 self.is_urgent = True
 
@@ -352,7 +358,7 @@ class Leader:
         if not self.state.is_open:
             return
         is_forming = self.state.phase == JobPhase.FORMING
-        # Even with too few nodes for a round: from now on those elsewhere are called here.
+        # Even with too few nodes for a round: from now on those elsewhere are redirected here.
         if self.state.has_moved and not self._count_missing(
             self._applicants.ids if is_forming else self.quorum.present
         ):
@@ -413,7 +419,7 @@ class Leader:
         self._detector.renew_nodes(now_ns, self._by_id)
         self.quorum = Quorum(self._rules, self._by_id)
         self._succeeded.clear()
-        self._doubt = None
+        self._unsettled = None
         self._last_call_ns = None
         self._too_few = False
         parts = -(-len(self.roster) // PART_NODES)
@@ -435,7 +441,7 @@ class Leader:
         budget = self.state.terms.max_changes
         is_spent = 0 <= budget <= self.state.changes
         fitting = self._applicants.count_fitting(self.roster)
-        if not fitting or self._succeeded or self._doubt or is_spent:
+        if not fitting or self._succeeded or self._unsettled or is_spent:
             self._last_call_ns = None
             return
         if self._last_call_ns is None:
@@ -449,7 +455,7 @@ class Leader:
         state = self.state
         if state.phase != JobPhase.RUNNING:
             return
-        self._doubt = None
+        self._unsettled = None
         if isinstance(cause, WorkerFailed):
             if state.restarts >= state.terms.max_restarts:
                 failure = cause.failure

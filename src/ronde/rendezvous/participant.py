@@ -6,13 +6,13 @@ round costs a few messages per node, however many nodes there are.
 
 Rules
 
-1. Nodes change the state by compare-and-set only (`state_replica`). A node that wrongly believes to lead learns so from
+1. Nodes change the state by compare-and-set only (`state`). A node that wrongly believes to lead learns so from
    the value that comes back, and stops.
 2. The leader processes no event while a write is under way: it builds on nothing that others cannot see.
-3. When the leader is lost (`leader_detector`), the first node to write a state with the next term replaces it. Each
+3. When the leader is lost (`failure_detectors`), the first node to write a state with the next term replaces it. Each
    term has a separate inbox, and members repeat the requests that have had no effect.
 4. No clock value travels. Each node judges silence by its own clock, and only after one more reading.
-5. A store may lose its data, or another store may take its place (`store_identity`). Then a node that knows more than
+5. A store may lose its data, or another store may take its place (`state`). Then a node that knows more than
    the store claims to lead with its own state. So the most recent state wins, and the job goes on.
 6. A store may also come back without the held keys only. A node that notices this (`liveness`) ignores held keys and
    starts over from the state in the store; a leader does so in a new term.

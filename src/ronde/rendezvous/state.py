@@ -484,8 +484,8 @@ class StoreIdentity:
         return state is not None and not self.is_unclear and not state.has_moved
 
     @property
-    def is_calling(self) -> bool:
-        """Whether nodes elsewhere belong here: a round goes on, or may begin as soon as they arrive."""
+    def is_redirecting(self) -> bool:
+        """Whether to redirect nodes here: a round goes on, or may begin as soon as they arrive."""
         state = self._replica.state
         if state is None or not self.is_settled:
             return False

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from ronde.errors import (
     AuthenticationError,
@@ -56,15 +57,15 @@ from ronde.rendezvous.state import (
     encode,
 )
 from ronde.rendezvous.store_access import (
-    EtcdStoreAccess,
-    FileStoreAccess,
+    FixedStoreAccess,
     FoundStore,
     StoreAccess,
     TcpStoreAccess,
     endpoint_of,
     etcd_endpoint,
-    key_prefix,
     may_rehost,
+    open_etcd_store,
+    open_file_store,
 )
 from ronde.rendezvous.store_session import StoreSession
 from ronde.stores.store import Store
@@ -78,10 +79,10 @@ CONNECT_NS = 10**9  # for one attempt, so that `close` does not wait longer
 LEAST_NS = 10**8  # for the last attempt
 LEAST_SILENCE_NS = 2 * 10**9  # of the store, before a notice
 LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to end
-STRANGE = (
+OTHER_JOB_REMEDY = (
     "does it belong to another job? Then choose another port; otherwise give all nodes the same RONDE_JOB_KEY"
 )
-REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
+NO_STORE_REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
 _log = logging.getLogger(__name__)
 
@@ -89,16 +90,17 @@ _log = logging.getLogger(__name__)
 class StoreRendezvous:
     """The `Rendezvous` of a node over a store.
 
-    `wish`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the store.
+    `group_rank`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the
+    store.
     """
 
     def __init__(
-        self, rules: Rules, access: StoreAccess, wish: int = -1, start_timeout_ns: int = 300 * 10**9
+        self, rules: Rules, access: StoreAccess, group_rank: int = -1, start_timeout_ns: int = 300 * 10**9
     ) -> None:
         self._rules = rules
         self._start_timeout_ns = min(start_timeout_ns, rules.join_timeout_ns)
         self._access = access
-        self._wish = wish
+        self._given_rank = group_rank
         self._participant = Participant(rules)
         self._events: EventQueue[RendezvousEvent] = EventQueue()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
@@ -114,7 +116,7 @@ class StoreRendezvous:
         self._has_reported_silence = False  # of the store
         self._has_moved = False  # to another store
         self._failed_from: StoreSession | None = (
-            None  # this node was called away from it, and could not connect
+            None  # this node was redirected from it, and could not connect
         )
 
     # Calls of the agent
@@ -126,8 +128,8 @@ class StoreRendezvous:
         return self._events.take()
 
     def join(self, node: Node, budget: Budget) -> None:
-        if self._wish >= 0:
-            node = replace(node, wish=self._wish)
+        if self._given_rank >= 0:
+            node = replace(node, wish=self._given_rank)
         self._node, self._terms = node.id, JobTerms.of(self._rules, budget)
         now_ns = time.monotonic_ns()  # the store may take a while
         # `describe_node` needs the store: only then it is known whether this node serves it.
@@ -224,13 +226,13 @@ class StoreRendezvous:
                 if left_ns <= CONNECT_NS:
                     message = str(error).partition("for the store ")[2] or str(error)
                     waited = f"waited {self._start_timeout_ns / 1e9:g} s for the store {message}"
-                    self._give_up(f"{waited}; {REMEDY}")
+                    self._give_up(f"{waited}; {NO_STORE_REMEDY}")
                     return
                 if not has_reported:
                     self._events.put(Notice(str(error)))
                 has_reported = True
             except AuthenticationError as error:
-                self._give_up(f"{error}; {STRANGE}")
+                self._give_up(f"{error}; {OTHER_JOB_REMEDY}")
                 return
             except RondeError as error:
                 self._give_up(str(error))
@@ -281,7 +283,7 @@ class StoreRendezvous:
         self._news.put(lambda: self._search_store(session, error))
 
     def _on_moved(self, session: StoreSession, address: str) -> None:
-        """Queue a call elsewhere; called by a session's threads."""
+        """Queue a redirection to another store; called by a session's threads."""
         self._news.put(lambda: self._move_to(session, address))
 
     def _move_to(self, session: StoreSession, address: str) -> list[Effect]:
@@ -289,10 +291,12 @@ class StoreRendezvous:
         if session is not self._session or self._is_lost or self._is_done():
             return []
         if session is self._failed_from and self._has_moved:
-            return []  # a frozen node may call to a store that the others have left together with this one
+            return []  # a frozen node may redirect to a store that the others have left together with this one
         try:
             store = self._access.open_store_at(address)
-        except RondeError as error:  # the caller has died, or is overloaded; it calls again
+        except (
+            RondeError
+        ) as error:  # the node that serves it has died, or is overloaded; the redirection stays
             _log.info("%s", error)
             self._failed_from = session
             return []
@@ -379,7 +383,7 @@ class StoreRendezvous:
         if self._has_reported_silence:
             self._watch_store()
         if self._has_moved:
-            self._access.call_nodes(self._participant.store_identity.is_calling)
+            self._access.redirect_nodes(self._participant.store_identity.is_redirecting)
         return True
 
     def _tick(self, now_ns: int) -> None:
@@ -422,8 +426,8 @@ class StoreRendezvous:
                 self._session.perform(effect)
 
 
-NOBODY = ""
-LOOK_NS = 10**9 // 2  # the interval between calls of `go_on`
+NO_LEADER = ""
+CHECK_NS = 10**9 // 2  # the interval between calls of `go_on`
 
 
 def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Callable[[], bool]) -> str:
@@ -444,7 +448,7 @@ def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Ca
     while left and go_on():
         left_ns = deadline_ns - time.monotonic_ns()
         known: dict[str, bytes | None] = {STATE: raw, **dict.fromkeys(left, ALIVE)}
-        gone = store.watch(known, max(0, min(left_ns, LOOK_NS)))
+        gone = store.watch(known, max(0, min(left_ns, CHECK_NS)))
         if STATE in gone:
             return ""  # another node was faster
         for key in gone:
@@ -453,7 +457,7 @@ def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Ca
             return _too_late(state, sorted({host for host in left.values() if host}))
     if not left:
         job = f"{state.job}+{state.term + 1}"
-        began = JobState(terms, NOBODY, term=state.term + 1, version=state.version + 1, job=job)
+        began = JobState(terms, NO_LEADER, term=state.term + 1, version=state.version + 1, job=job)
         if store.compare_set(STATE, raw, encode(began)) == encode(began) and state.roster:
             store.delete_prefix(state.roster.prefix)
     return ""
@@ -519,12 +523,8 @@ def make_file(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
     """Return the rendezvous in a file on a file system that all nodes share."""
     if not config.endpoint:
         raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
-    return StoreRendezvous(
-        config.rules(),
-        FileStoreAccess(config.endpoint, key_prefix(config)),
-        config.node_rank,
-        config.start_timeout_ns,
-    )
+    access = FixedStoreAccess(lambda _: open_file_store(config))
+    return StoreRendezvous(config.rules(), access, config.node_rank, config.start_timeout_ns)
 
 
 def make_etcd(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
@@ -536,9 +536,8 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
     from ronde.stores.etcd_gateway import parse_endpoints
 
     parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
-    return StoreRendezvous(
-        config.rules(), EtcdStoreAccess(config, key_prefix(config)), config.node_rank, config.start_timeout_ns
-    )
+    access = FixedStoreAccess(partial(open_etcd_store, config))
+    return StoreRendezvous(config.rules(), access, config.node_rank, config.start_timeout_ns)
 
 
 def _meeting_port(port: int) -> int:

@@ -37,10 +37,10 @@ from ronde.rendezvous.effects import (
 from ronde.rendezvous.state import STATE
 from ronde.stores.store import Store
 
-__all__ = ["MOVED", "StoreSession"]
+__all__ = ["MOVED_KEY", "StoreSession"]
 
-MOVED = "moved"  # a key with the address where the nodes meet instead; a node that is there holds it
-NOTHING = b"{}"  # a message without meaning, which wakes the thread that pops
+MOVED_KEY = "moved"  # a key with the address where the nodes meet instead; a node that is there holds it
+WAKE_MESSAGE = b"{}"  # a message without meaning, which wakes the thread that pops
 LONGEST_WAIT_NS = 5 * 10**9  # a store that loses its data may lose the change that wakes a thread
 
 _log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class StoreSession:
             case Pop(inbox):
                 before, must_start = self._popper.take_from(inbox)
                 if before:
-                    self._operations.put(Push(before, NOTHING))
+                    self._operations.put(Push(before, WAKE_MESSAGE))
                 if must_start:
                     self._start_thread(self._popper.run, "inbox")
             case _:
@@ -157,7 +157,7 @@ class StoreSession:
         self._watcher.stop()
         self.store.set(self.wake_key, b"over")
         if before := self._popper.take_from(None)[0]:
-            self.store.queue_push(before, NOTHING)
+            self.store.queue_push(before, WAKE_MESSAGE)
         for thread in self._threads[1:]:
             thread.join()
         self.store.delete_key(self.wake_key)
@@ -223,7 +223,7 @@ class _Watcher:
 
     def _watch(self, store: Store) -> None:
         known: dict[str, bytes | None] = {}
-        wake_key: dict[str, bytes | None] = {self._session.wake_key: None, MOVED: None}
+        wake_key: dict[str, bytes | None] = {self._session.wake_key: None, MOVED_KEY: None}
         count = followed_ns = 0
         while not self._is_over:
             with self._lock:
@@ -231,8 +231,8 @@ class _Watcher:
                     known, count = dict(self._wanted), self.count
             changed = store.watch(known | wake_key, LONGEST_WAIT_NS)
             wake_key |= {key: value for key, value in changed.items() if key in wake_key}
-            address, now_ns = wake_key[MOVED], time.monotonic_ns()
-            if address and (MOVED in changed or now_ns - followed_ns >= LONGEST_WAIT_NS):
+            address, now_ns = wake_key[MOVED_KEY], time.monotonic_ns()
+            if address and (MOVED_KEY in changed or now_ns - followed_ns >= LONGEST_WAIT_NS):
                 followed_ns = now_ns  # and again later, in case this node cannot connect there now
                 self._session.report_moved(address.decode())
             news = {key: value for key, value in changed.items() if key in known}
@@ -283,5 +283,5 @@ class _Popper:
             value = store.queue_pop(inbox, LONGEST_WAIT_NS)
         except TimeoutError:
             return
-        if value != NOTHING:
+        if value != WAKE_MESSAGE:
             self._session.report_event(Popped(inbox, (value,)))

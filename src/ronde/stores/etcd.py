@@ -32,7 +32,7 @@ from typing import TypeVar
 
 from ronde.errors import PeerError, PeerLostError, UsageError
 from ronde.stores.etcd_gateway import Gateway, Message, Refusal, WatchStream, parse_endpoints
-from ronde.stores.store import check_key, check_value, missing_of, several, waited_in_vain
+from ronde.stores.store import check_key, check_value, key_list, missing_keys_error, missing_of
 from ronde.stores.table import Table
 
 __all__ = [
@@ -126,7 +126,7 @@ class EtcdStore:
         return self._multi_get([key], timeout_ns)[0]
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {self._names.key(key): key for key in several(keys)}
+        missing = {self._names.key(key): key for key in key_list(keys)}
 
         def query() -> tuple[bool | None, int]:
             found, revision = self._read(missing, values=False)
@@ -135,7 +135,7 @@ class EtcdStore:
             return not missing or None, revision
 
         if not self._wait_until(query, lambda: [(name, "") for name in missing], timeout_ns):
-            raise waited_in_vain(missing.values(), self.address, timeout_ns)
+            raise missing_keys_error(missing.values(), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         return self._change_value(key, lambda table, name: table.add(name, amount))
@@ -162,7 +162,7 @@ class EtcdStore:
         return self._run(delete)
 
     def check(self, keys: Sequence[str]) -> bool:
-        names = {self._names.key(key) for key in several(keys)}
+        names = {self._names.key(key) for key in key_list(keys)}
         return self._run(lambda: len(self._read(names, values=False)[0]) == len(names))
 
     def num_keys(self) -> int:
@@ -173,7 +173,7 @@ class EtcdStore:
         )
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        return self._multi_get(several(keys), timeout_ns) if keys else []
+        return self._multi_get(key_list(keys), timeout_ns) if keys else []
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         if len(values) > MOST_KEYS_AT_ONCE:
@@ -231,7 +231,7 @@ class EtcdStore:
 
         value = self._wait_until(pop, lambda: [(first, range_end(first))], timeout_ns)
         if value is None:
-            raise waited_in_vain(queue, self.address, timeout_ns)
+            raise missing_keys_error(queue, self.address, timeout_ns)
         return value
 
     def queue_len(self, queue: str) -> int:
@@ -339,7 +339,7 @@ class EtcdStore:
 
         found = self._wait_until(query, lambda: [(name, "") for name in names], timeout_ns)
         if found is None:
-            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
+            raise missing_keys_error(missing_of(keys, self.check), self.address, timeout_ns)
         return [found[self._names.key(key)].value for key in keys]
 
     def _change_value(self, key: str, operate: Callable[[Table, bytes], Answer]) -> Answer:

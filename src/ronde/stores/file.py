@@ -37,7 +37,7 @@ from typing import TypeVar
 from ronde.errors import PeerLostError, UsageError
 from ronde.net.own_descriptors import close_own, file_identity, is_own
 from ronde.new_files import create_anew, open_kept
-from ronde.stores.store import check_key, check_value, waited_in_vain
+from ronde.stores.store import check_key, check_value, missing_keys_error
 from ronde.stores.table import Table, TableReader
 
 __all__ = [
@@ -185,7 +185,7 @@ class FileStore(TableReader):
             if not self._wait_until(
                 lambda table: table.queue_len(encoded) or None, (), deadline_ns - time.monotonic_ns()
             ):
-                raise waited_in_vain(queue, self.address, timeout_ns)
+                raise missing_keys_error(queue, self.address, timeout_ns)
             value = self._change_table((), pop)
             if value is not None:  # else another client was faster
                 return value

@@ -26,8 +26,8 @@ __all__ = [
     "check_key",
     "check_value",
     "missing_of",
-    "several",
-    "waited_in_vain",
+    "key_list",
+    "missing_keys_error",
     "delete_large",
     "get_large",
     "put_large",
@@ -316,7 +316,7 @@ def check_amount(key: str, amount: int) -> None:
         raise UsageError(f"cannot add to {key[:40]!r}: the amount has more than {AMOUNT_DIGITS} digits")
 
 
-def several(keys: Iterable[str]) -> list[str]:
+def key_list(keys: Iterable[str]) -> list[str]:
     """Return the keys as a list.
 
     Args:
@@ -372,7 +372,7 @@ def missing_of(keys: Sequence[str], check: Callable[[Sequence[str]], bool]) -> I
     yield from missing_of(keys[middle:], check)
 
 
-def waited_in_vain(missing: str | Iterable[str], address: str, timeout_ns: int) -> TimeoutError:
+def missing_keys_error(missing: str | Iterable[str], address: str, timeout_ns: int) -> TimeoutError:
     """Return the error for keys that did not appear in time, for a store to raise.
 
     Args:

@@ -21,9 +21,9 @@ from ronde.stores.store import (
     VALUE_LIMIT_BYTES,
     check_amount,
     check_key,
+    key_list,
+    missing_keys_error,
     missing_of,
-    several,
-    waited_in_vain,
 )
 
 __all__ = [
@@ -260,11 +260,11 @@ class TableReader(ABC):
         encoded = check_key(key)
         value = self._wait_until(lambda table: table.get(encoded), [encoded], timeout_ns)
         if value is None:
-            raise waited_in_vain(key, self.address, timeout_ns)
+            raise missing_keys_error(key, self.address, timeout_ns)
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {check_key(key): key for key in several(keys)}
+        missing = {check_key(key): key for key in key_list(keys)}
 
         def query(table: Table) -> bool | None:
             for name in [name for name in missing if table.get(name) is not None]:
@@ -272,20 +272,20 @@ class TableReader(ABC):
             return not missing or None
 
         if not self._wait_until(query, list(missing), timeout_ns):
-            raise waited_in_vain(missing.values(), self.address, timeout_ns)
+            raise missing_keys_error(missing.values(), self.address, timeout_ns)
 
     def check(self, keys: Sequence[str]) -> bool:
-        encoded = [check_key(key) for key in several(keys)]
+        encoded = [check_key(key) for key in key_list(keys)]
         return self._query_table(lambda table: table.check(encoded), encoded)
 
     def num_keys(self) -> int:
         return self._query_table(Table.num_keys, None)
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        encoded = [check_key(key) for key in several(keys)]
+        encoded = [check_key(key) for key in key_list(keys)]
         values = self._wait_until(lambda table: table.multi_get(encoded), encoded, timeout_ns)
         if values is None:
-            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
+            raise missing_keys_error(missing_of(keys, self.check), self.address, timeout_ns)
         return values
 
     def queue_len(self, queue: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ronde.rendezvous.member import Member, waits_in_vain
+from ronde.rendezvous.member import Member, timeout_message
 from ronde.rendezvous.membership import Budget, JobClosed, Node, Rules
 from ronde.rendezvous.state import JobPhase, JobState, JobTerms, RosterKey
 
@@ -75,16 +75,16 @@ def test_a_job_was_full_if_all_its_places_were_taken_by_living_nodes(
 def test_a_node_that_waits_for_slots_does_not_count_nodes() -> None:
     rules = Rules(min_nodes=1, max_nodes=8, min_slots=4)
     state = JobState(JobTerms.of(rules, Budget()), "a", joined=1)
-    said = waits_in_vain(rules, state, False)
+    said = timeout_message(rules, state, False)
     assert said.startswith("waited 600 s for 4 slots, and the node here has fewer; add others")
 
 
 def test_a_node_that_waits_for_its_first_round_names_the_option_that_limits_it() -> None:
     rules = Rules(min_nodes=2, max_nodes=2, first_join_timeout_ns=5 * 10**9)
     state = JobState(JobTerms.of(rules, Budget()), "a", joined=1)
-    said = waits_in_vain(rules, state, False, is_new=True)
+    said = timeout_message(rules, state, False, is_new=True)
     assert said.startswith("waited 5 s for all nodes")
     assert said.endswith("or wait longer (--start-timeout)")
-    later = waits_in_vain(rules, state, False)
+    later = timeout_message(rules, state, False)
     assert later.startswith("waited 600 s for all nodes")
     assert later.endswith("or wait longer (--rdzv-conf join_timeout=SECONDS)")

@@ -237,10 +237,10 @@ def test_nodes_that_have_moved_call_others_once_more_than_half_are_there() -> No
     job.store = SimStore()
     job.a.move()
     job.settle(job.a)
-    assert not job.a.participant.store_identity.is_calling
+    assert not job.a.participant.store_identity.is_redirecting
     job.b.move()
     job.settle(job.a, job.b)
-    assert job.a.participant.store_identity.is_calling
+    assert job.a.participant.store_identity.is_redirecting
 
 
 def test_the_heartbeat_of_a_dead_node_goes_with_the_next_round(job: Job) -> None:

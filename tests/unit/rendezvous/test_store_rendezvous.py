@@ -67,7 +67,7 @@ class Way:
     ) -> FoundStore | None:
         return None
 
-    def call_nodes(self, is_here: bool) -> None:
+    def redirect_nodes(self, is_here: bool) -> None:
         pass
 
     def open_store_at(self, address: str) -> Store:
@@ -115,7 +115,7 @@ class Crowded(Way):
 def test_a_called_node_that_cannot_connect_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_session, "LONGEST_WAIT_NS", 10**7)
     store = MemoryStore()
-    store.set(store_session.MOVED, b"elsewhere")
+    store.set(store_session.MOVED_KEY, b"elsewhere")
     rendezvous = StoreRendezvous(Rules(2, 2), Crowded(store, MemoryStore()))
     rendezvous.join(Node("a", "host-a", "", 1, "", 1), Budget())
     told: list[RendezvousEvent] = []
