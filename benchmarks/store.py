@@ -23,7 +23,8 @@ from typing import Any
 
 from ronde.settings import JobKey
 from ronde.stores import server as store_server
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.tcp import StoreClient
 
 CASES = ("set", "set-seen", "get", "add", "compare_set", "wait")
 CONTESTANTS = ("ronde", "ronde-tcp", "torch")

@@ -86,7 +86,7 @@ def in_memory(name: str) -> Iterator[tuple[Callable[[], Store], Where | None]]:
 
 @contextmanager
 def served(name: str, address: str) -> Iterator[tuple[Callable[[], Store], Where | None]]:
-    from ronde.stores.tcp import StoreServer
+    from ronde.stores.server import StoreServer
 
     key = JobKey.generate()
     server = StoreServer(address, key)

@@ -20,7 +20,7 @@ from ronde.launch.clusters import local
 from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.settings import JobKey
-from ronde.stores.tcp import StoreServer
+from ronde.stores.server import StoreServer
 from ronde.testing import ssh
 from ronde.testing.hosts import SWITCH, Hosts
 

@@ -17,8 +17,9 @@ from ronde.net import addresses
 from ronde.net.job_keys import INSECURE, find_job_key
 from ronde.net.protection import SECRET
 from ronde.settings import Settings, environment
+from ronde.stores.server import StoreServer
 from ronde.stores.store import Store
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.tcp import StoreClient
 
 __all__ = ["Meeting", "meet", "surroundings"]
 

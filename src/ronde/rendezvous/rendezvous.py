@@ -36,7 +36,7 @@ class RendezvousConfig:
     """How the nodes of the job find each other.
 
     Attributes:
-        backend: A name in the registry; "alone" (default) for one node without a store.
+        backend: One of `names()`; "alone" (default) for one node without a store.
         endpoint: host:port, a path, or URLs, depending on the backend.
         run_id: The name of the job.
         min_nodes: The least number of nodes of a round (1).

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
@@ -18,12 +18,12 @@ from ronde.rendezvous.probes import MAX_PROBES, PROBE_NS, ProbeListener, ProbeRe
 from ronde.rendezvous.quorum import count_missing
 from ronde.rendezvous.rendezvous import RendezvousConfig
 from ronde.rendezvous.store_session import MOVED_KEY
+from ronde.stores.etcd import EtcdStore
+from ronde.stores.file import FileStore
 from ronde.stores.prefix import PrefixStore
+from ronde.stores.server import StoreServer
 from ronde.stores.store import Store
-
-if TYPE_CHECKING:
-    from ronde.stores.server import StoreServer
-    from ronde.stores.tcp import StoreClient
+from ronde.stores.tcp import PATIENCE_NS, StoreClient
 
 __all__ = [
     "DEFAULT_PORT",
@@ -119,7 +119,7 @@ class TcpStoreAccess:
         self._listener = ProbeListener()  # without a server
         if self._may_serve:
             try:
-                self._server = _serve_store(str(address), key)
+                self._server = StoreServer(str(address), key)
             except UsageError:
                 if serve:
                     raise
@@ -142,13 +142,11 @@ class TcpStoreAccess:
 
     def _try_to_serve(self, address: Address) -> None:
         with suppress(UsageError, OSError):  # then this node serves no store
-            self._server = _serve_store(str(address), self._key)
+            self._server = StoreServer(str(address), self._key)
         if self._is_closed and self._server:  # closed while the name server took its time
             self._server.close()
 
     def _client(self, address: str, timeout_ns: int) -> Store:
-        from ronde.stores.tcp import PATIENCE_NS, StoreClient
-
         patience_ns = 0 if self._rehost else PATIENCE_NS  # with `rehost`, `find_store` searches
         return PrefixStore(StoreClient(address, self._key, timeout_ns, patience_ns), self._prefix)
 
@@ -248,12 +246,6 @@ def _sample(nodes: Sequence[Node]) -> list[Node]:
     return [nodes[place * len(nodes) // count] for place in range(count)]
 
 
-def _serve_store(address: str, key: JobKey) -> StoreServer:
-    from ronde.stores.server import StoreServer  # here, because most nodes do not serve
-
-    return StoreServer(address, key)
-
-
 class _Redirector:
     """Holds the address `new` as the key `MOVED_KEY` in any store served at `old` again, within `within_s`."""
 
@@ -285,8 +277,6 @@ class _Redirector:
                     self._hold_address()
 
     def _hold_address(self) -> None:
-        from ronde.stores.tcp import StoreClient
-
         self._client = StoreClient(str(self._old), self._key, PROBE_NS, patience_ns=0)
         store = PrefixStore(self._client, self._prefix)
         try:
@@ -336,15 +326,11 @@ class FixedStoreAccess:
 
 def open_file_store(config: RendezvousConfig) -> Store:
     """Return a client of the store in the file at the endpoint."""
-    from ronde.stores.file import FileStore
-
     return PrefixStore(FileStore(config.endpoint), _key_prefix(config))
 
 
 def open_etcd_store(config: RendezvousConfig, timeout_ns: int) -> Store:
     """Return a client of the store in the etcd at the endpoint. Raises as `EtcdStore`."""
-    from ronde.stores.etcd import EtcdStore
-
     options = config.options
     return EtcdStore(
         etcd_endpoint(config),

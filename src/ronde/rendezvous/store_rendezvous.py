@@ -68,6 +68,7 @@ from ronde.rendezvous.store_access import (
     open_file_store,
 )
 from ronde.rendezvous.store_session import StoreSession
+from ronde.stores.etcd_gateway import parse_endpoints
 from ronde.stores.store import Store
 
 __all__ = ["StoreRendezvous", "make_etcd", "make_file", "make_static", "make_tcp"]
@@ -533,8 +534,6 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
         raise UsageError(
             "the rendezvous 'etcd' needs the address of etcd: --rdzv-endpoint HOST:PORT[,HOST:PORT...]"
         )
-    from ronde.stores.etcd_gateway import parse_endpoints
-
     parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
     access = FixedStoreAccess(partial(open_etcd_store, config))
     return StoreRendezvous(config.rules(), access, config.node_rank, config.start_timeout_ns)

@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ronde.errors import RondeError, TimeoutError, UsageError
 from ronde.rendezvous.effects import (
@@ -48,8 +49,10 @@ _sessions = itertools.count()  # of this process
 
 
 class StoreSession:
-    """A session with one store. Its threads call `on_event` with events, `on_loss`, perhaps repeatedly, when the store
-    is lost, and `on_moved` when the nodes meet elsewhere.
+    """A session with one store.
+
+    Its threads call `on_event` with events, `on_moved` with an address when the nodes meet elsewhere, and `on_loss`
+    with an error, perhaps repeatedly, when the store is lost.
     """
 
     def __init__(
@@ -65,9 +68,9 @@ class StoreSession:
         # not noticed, and setting that to the value that it has would wake no thread. So every session has another key.
         self.wake_key = f"wake/{node}/{next(_sessions)}"
         self.is_over = False
-        self._on_event = on_event
+        self.report_event = partial(on_event, self)
+        self.report_moved = partial(on_moved, self)
         self._on_loss = on_loss
-        self._on_moved = on_moved
         self._operations: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
         self._watcher = _Watcher(self)
         self._popper = _Popper(self)
@@ -120,14 +123,6 @@ class StoreSession:
                 return store
         store.close()
         raise UsageError("the session is over")
-
-    def report_event(self, event: Event) -> None:
-        """Report an event; called by the threads."""
-        self._on_event(self, event)
-
-    def report_moved(self, address: str) -> None:
-        """Report that the nodes meet elsewhere; called by the threads."""
-        self._on_moved(self, address)
 
     def report_loss(self, error: Exception) -> None:
         """Report that the session cannot go on; called by the threads."""

@@ -28,9 +28,9 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ronde._native import (
     add_connection,
@@ -43,23 +43,14 @@ from ronde._native import (
 )
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import parse_address
+from ronde.net.addresses import Address, Endpoint, is_ours, listen, parse_address
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role
 from ronde.net.own_descriptors import close_own, file_identity, is_own
 from ronde.net.protection import protection_of, secrecy_is_wanted
+from ronde.stores.journal import Journal, read_journal
 from ronde.stores.request_handler import ClientSession, RequestHandler
 from ronde.stores.wire import FRAME_LIMIT_BYTES, LENGTH
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ronde.stores.journal import Journal
-
-
-from collections.abc import Iterator
-
-from ronde.net.addresses import Address, Endpoint, is_ours, listen
 
 __all__ = [
     "STORE_PURPOSE",
@@ -179,8 +170,6 @@ class StoreServer:
     def _open_journal(self, path: Path | None, seed: Path | None) -> Journal | None:
         if not path and not seed:
             return None
-        from ronde.stores.journal import Journal, read_journal  # here, because most stores have none
-
         now_ns = time.monotonic_ns()
         handler = self._handler
         if seed:

@@ -39,11 +39,11 @@ from ronde.net.own_descriptors import OwnSocket
 from ronde.net.peers import check_user
 from ronde.net.protection import protection_of, secrecy_is_wanted
 from ronde.stores import wire
-from ronde.stores.server import STORE_PURPOSE, StoreServer, detect_loss, shortcuts
+from ronde.stores.server import STORE_PURPOSE, detect_loss, shortcuts
 from ronde.stores.store import check_amount, check_key, check_value, key_list, missing_keys_error, missing_of
 from ronde.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
 
-__all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
+__all__ = ["PATIENCE_NS", "StoreClient"]
 
 PATIENCE_NS = 10 * 10**9
 ANSWER_NS = 60 * 10**9  # how often the kernel interrupts a wait, to check the time

@@ -17,8 +17,8 @@ from ronde.net.authentication import Role, authenticate
 from ronde.net.connections import Channel, Slot, open_connections
 from ronde.net.protection import protection_of
 from ronde.settings import JobKey
-from ronde.stores.server import STORE_PURPOSE
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import STORE_PURPOSE, StoreServer
+from ronde.stores.tcp import StoreClient
 
 pytestmark = pytest.mark.root
 

@@ -11,7 +11,8 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.tcp import StoreClient
 from ronde.stores.wire import StoreOperation
 
 KEY = JobKey.generate()

@@ -11,7 +11,7 @@ from ronde.job_key import JobKey
 from ronde.launch.clusters.ssh import is_here
 from ronde.launch.config import LaunchConfig
 from ronde.net.addresses import address_of_interface, address_towards, addresses_here
-from ronde.stores.tcp import StoreServer
+from ronde.stores.server import StoreServer
 
 __all__ = ["reachable_addresses", "reachable_by_tasks", "serve_store", "tcp_addresses"]
 
