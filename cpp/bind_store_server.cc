@@ -13,7 +13,6 @@
 #include <iterator>
 #include <memory>
 #include <new>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>

@@ -507,6 +507,9 @@ def _names(hosts: Iterable[str]) -> str:
     return f"{shown} and {len(listed) - 4} more" if len(listed) > 4 else shown
 
 
+# Places in the next round
+
+
 class Applicants:
     """Nodes without a place in a round, in the order of their arrival."""
 

@@ -68,6 +68,10 @@ __all__ = [
 STATE = "state"
 ALIVE = b"alive"  # the value of a held key; only its presence matters
 PART_NODES = 2000  # of a roster, in one key: a store's value has at most 1 MiB
+PART_LIMIT_BYTES = 8 << 20  # when unpacked
+VERSION = 3  # of the encoding
+
+Word = TypeVar("Word")
 
 Cause = WorkerFailed | NodesLost | NodesWaiting
 
@@ -292,10 +296,7 @@ class Heartbeat:
     awaits_exit: bool = False
 
 
-VERSION = 3
-PART_LIMIT_BYTES = 8 << 20  # when unpacked
-
-Word = TypeVar("Word")
+# The encoding
 
 _WORDS: TypedJson[JobState | Heartbeat | Message] = TypedJson(
     JobState | Heartbeat | Message, "message of a rendezvous"
@@ -304,12 +305,12 @@ _NODES: TypedJson[tuple[Node, ...]] = TypedJson(tuple[Node, ...], "roster of a r
 
 
 def encode(word: JobState | Heartbeat | Message) -> bytes:
-    """Return the message that says this."""
+    """Return the value to write."""
     return _with_version(_WORDS.encode(word))
 
 
 def decode(data: bytes, *kinds: type[Word]) -> Word:
-    """Return what the message says, which is one of these kinds. Raises ProtocolError or VersionError."""
+    """Return what the value says, which is of one of these kinds. Raises ProtocolError or VersionError."""
     word = _WORDS.decode(_without_version(data))
     if not isinstance(word, kinds):
         wanted = ", ".join(kind.__name__ for kind in kinds)
@@ -360,6 +361,9 @@ def _without_version(data: bytes) -> bytes:
             f"another node speaks version {version[:20].decode()} of the rendezvous, this one speaks {VERSION}"
         )
     return text
+
+
+# What a node knows of the state
 
 
 class StateReplica:

@@ -80,6 +80,8 @@ CONNECT_NS = 10**9  # for one attempt, so that `close` does not wait longer
 LEAST_NS = 10**8  # for the last attempt
 LEAST_SILENCE_NS = 2 * 10**9  # of the store, before a notice
 LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to end
+CHECK_NS = 10**9 // 2  # the interval between calls of `go_on`, while an earlier job ends
+NO_LEADER = ""
 OTHER_JOB_REMEDY = (
     "does it belong to another job? Then choose another port; otherwise give all nodes the same RONDE_JOB_KEY"
 )
@@ -427,8 +429,7 @@ class StoreRendezvous:
                 self._session.perform(effect)
 
 
-NO_LEADER = ""
-CHECK_NS = 10**9 // 2  # the interval between calls of `go_on`
+# An earlier job in the store
 
 
 def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Callable[[], bool]) -> str:

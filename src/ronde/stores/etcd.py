@@ -35,21 +35,17 @@ from ronde.stores.etcd_gateway import Gateway, Message, Refusal, WatchStream, pa
 from ronde.stores.store import check_key, check_value, key_list, missing_keys_error, missing_of
 from ronde.stores.table import Table
 
-__all__ = [
-    "EtcdStore",
-    "EtcdLease",
-    "EtcdKeys",
-    "b64",
-    "count_entries",
-    "range_end",
-]
+__all__ = ["EtcdStore"]
 
 ANSWER_NS = 20 * 10**9  # how long a cluster may be out of reach
 CLOSE_NS = 2 * 10**9
 LEASE_NS = 5 * 10**9
+RENEWALS = 3  # of a lease, in its time
 MOST_KEYS_AT_ONCE = 127  # etcd's --max-txn-ops is 128, and one is the counter
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 UNKNOWN_LEASE, COMPACTED = 5, 11  # gRPC's NOT_FOUND and OUT_OF_RANGE
+
+_log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -494,9 +490,7 @@ def _unchanged(name: str, found: _Found | None) -> Message:
     return {"key": name, "target": "MOD", "mod_revision": found.revision if found else "0"}
 
 
-RENEWALS = 3  # in the time of the lease
-
-_log = logging.getLogger(__name__)
+# Held keys
 
 
 class EtcdLease:
@@ -575,6 +569,9 @@ class EtcdLease:
         for put in self._kept.values():
             put["lease"] = self.number
             self._gateway.post("kv/put", put, timeout_ns)
+
+
+# Names in etcd
 
 
 class EtcdKeys:

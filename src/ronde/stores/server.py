@@ -52,17 +52,13 @@ from ronde.stores.journal import Journal, read_journal
 from ronde.stores.request_handler import ClientSession, RequestHandler
 from ronde.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
-__all__ = [
-    "STORE_PURPOSE",
-    "StoreServer",
-    "MAX_CLIENTS",
-    "listen_for_clients",
-    "detect_loss",
-    "shortcuts",
-]
+__all__ = ["MAX_CLIENTS", "STORE_PURPOSE", "StoreServer", "detect_loss", "shortcuts"]
 
 STORE_PURPOSE = "store"
 
+MAX_CLIENTS = 20_000
+SILENCE_S = 6  # how long a connection may be without a sign of life
+WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 MOST_IN_A_TURN = 16
 LONGEST_SLEEP_MS = 3600 * 1000
 READ_BYTES = 1 << 16
@@ -474,20 +470,7 @@ class StoreServer:
                 self._deliver_answer(client, self._handler.expire_request(client.session))
 
 
-_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
-
-
-def _close_all_inherited() -> None:
-    for server in _servers:
-        server._close_inherited()
-
-
-os.register_at_fork(after_in_child=_close_all_inherited)
-
-
-MAX_CLIENTS = 20_000
-SILENCE_S = 6  # how long a connection may be without a sign of life
-WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+# The listeners
 
 
 def listen_for_clients(
@@ -532,3 +515,16 @@ def detect_loss(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - SILENCE_S // 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
+# Forked children
+
+_servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
+
+
+def _close_all_inherited() -> None:
+    for server in _servers:
+        server._close_inherited()
+
+
+os.register_at_fork(after_in_child=_close_all_inherited)

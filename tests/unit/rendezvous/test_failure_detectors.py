@@ -1,4 +1,4 @@
-"""When a member takes the leader for lost."""
+"""When a member counts the leader as lost."""
 
 from __future__ import annotations
 

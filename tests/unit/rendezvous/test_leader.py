@@ -1,4 +1,4 @@
-"""The leader alone: when rounds begin and end, what they cost, which nodes are lost."""
+"""The leader alone: when rounds begin and end, what they cost, which nodes are lost, and which ranks nodes get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For how long a node may run workers, and how long the others wait for those of a lost one."""
+"""How long a node may run workers, and how long the others wait for those of a lost one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job a node that waits for a round ends, and what it concludes from the end of a job without it."""
+"""A member: which job it ends while it waits, what it concludes from a job's end, and its messages to the user."""
 
 from __future__ import annotations
 

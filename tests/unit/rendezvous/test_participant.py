@@ -1,4 +1,4 @@
-"""A leader's conclusion when held keys are gone: nodes are dead, or the store was away."""
+"""A whole node: what it concludes when held keys are gone, when the store was away, and when its lease ends."""
 
 from __future__ import annotations
 

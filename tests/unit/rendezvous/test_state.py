@@ -1,4 +1,4 @@
-"""Which of two states counts where a store has lost its memory."""
+"""The encoding of the state, its roster and messages; and which of two states counts in a store that lost its data."""
 
 from __future__ import annotations
 

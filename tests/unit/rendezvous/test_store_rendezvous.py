@@ -1,4 +1,4 @@
-"""A thread of a rendezvous never ends unnoticed, because no other waits in its place."""
+"""A thread of a rendezvous over a store never ends unnoticed, because no other waits in its place."""
 
 from __future__ import annotations
 
