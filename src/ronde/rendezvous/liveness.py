@@ -68,9 +68,8 @@ class Liveness:
         self._rules = rules
         self.sentinel: dict[str, bytes] = {}
         self.lease = WorkerLease(rules)
-        self._stored: bytes | None = (
-            None  # the last heartbeat in the store, unless the lease counts it already
-        )
+        # The last heartbeat in the store, unless the lease counts it already.
+        self._stored: bytes | None = None
         self._sentinel_key = ""
         self._sentinels = 0
         self._heartbeats = 0

@@ -24,11 +24,8 @@ MAX_PROBES = 64  # at once
 BACKLOG = 128  # the backlog of a listener that accepts none
 FIRST_PAUSE_S = 0.01
 NAMES_NS = PROBE_NS // 2  # the share of a probe for name resolution
-UNREACHABLE = (
-    errno.ENETUNREACH,
-    errno.EADDRNOTAVAIL,
-    errno.EAFNOSUPPORT,
-)  # for example a machine without IPv6
+# For example on a machine without IPv6.
+UNREACHABLE = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class ProbeResult(Enum):

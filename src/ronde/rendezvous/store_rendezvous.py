@@ -118,9 +118,8 @@ class StoreRendezvous:
         self._search: threading.Thread | None = None
         self._has_reported_silence = False  # of the store
         self._has_moved = False  # to another store
-        self._failed_from: StoreSession | None = (
-            None  # this node was redirected from it, and could not connect
-        )
+        # This node was redirected from it, and could not connect.
+        self._failed_from: StoreSession | None = None
 
     # Calls of the agent
 
@@ -297,9 +296,7 @@ class StoreRendezvous:
             return []  # a frozen node may redirect to a store that the others have left together with this one
         try:
             store = self._access.open_store_at(address)
-        except (
-            RondeError
-        ) as error:  # the node that serves it has died, or is overloaded; the redirection stays
+        except RondeError as error:  # the node there has died, or is overloaded; the redirection stays
             _log.info("%s", error)
             self._failed_from = session
             return []

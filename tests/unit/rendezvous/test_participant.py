@@ -231,7 +231,7 @@ def test_a_node_that_does_not_come_back_is_lost_by_silence(job: Job) -> None:
     assert job.lost() == ["b"]
 
 
-def test_nodes_that_have_moved_call_others_once_more_than_half_are_there() -> None:
+def test_nodes_that_have_moved_redirect_others_once_more_than_half_are_there() -> None:
     """A node that is called late may have begun a round elsewhere."""
     job = Job(replace(RULES, rehost=True))
     job.store = SimStore()

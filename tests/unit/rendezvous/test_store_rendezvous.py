@@ -112,7 +112,7 @@ class Crowded(Way):
         return self.other
 
 
-def test_a_called_node_that_cannot_connect_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirected_node_that_cannot_connect_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_session, "LONGEST_WAIT_NS", 10**7)
     store = MemoryStore()
     store.set(store_session.MOVED_KEY, b"elsewhere")
