@@ -349,6 +349,7 @@ NB_MODULE(_native, module) {
   ronde::bind_coordinate_descent(module);
   ronde::bind_store(module);
   ronde::bind_store_server(module);
+  ronde::bind_store_session(module);
   ronde::bind_timeline(module);
   ronde::bind_engine(module);
 }

@@ -28,7 +28,7 @@ namespace ronde {
 namespace {
 
 constexpr size_t kLongestList = size_t{32} << 20;  // of keys, in bytes, as _check_size of tcp.py
-constexpr Py_ssize_t kMostDigits = 40;             // of an amount, AMOUNT_DIGITS of store.py
+constexpr Py_ssize_t kMostDigits = 40;             // of an amount, AMOUNT_DIGITS of base.py
 constexpr uint64_t kPatience = 60'000'000'000;     // 60 s: the server's time beyond the request's timeout
 
 bool read_bytes(PyObject* object, std::string_view& view) {

@@ -1,5 +1,5 @@
-// The Python binding of a store's server: one call receives the requests of all clients that are ready, another one
-// sends the answers. server.py decides between them.
+// The Python binding of a store's server: one call serves its connections until the interpreter is needed. It receives
+// requests and answers the frequent ones itself (bind_store_session.h); another call sends the answers of the others.
 //
 // It uses plain functions of the C API for the reason in bind_store.cc: the server's thread is a daemon, too.
 #include <nanobind/nanobind.h>
@@ -21,13 +21,17 @@
 
 #include "bind_border.h"
 #include "bind_keys.h"
+#include "bind_store_session.h"
+#include "steady_clock.h"
 #include "store_request.h"
 
 namespace ronde {
 namespace {
 
-constexpr int kMost = 64;                // events in one turn
-constexpr size_t kReadBytes = 64 << 10;  // a longer request arrives in pieces
+constexpr int kMost = 64;                    // events in one turn
+constexpr size_t kReadBytes = 64 << 10;      // a longer request arrives in pieces
+static_assert(kReadBytes <= kLongestValue);  // as answer_fast requires
+constexpr int64_t kMillisecondNs = 1'000'000;
 
 PyObject* wrong_arguments(const char* right) {
   PyErr_SetString(PyExc_TypeError, right);
@@ -70,7 +74,7 @@ PyObject* as_tuple(int fd, const StoreRequest& request) {
 
 // One connection of a server. It is at rest if it has neither a partly received request nor a partly sent answer.
 struct ServedConnection {
-  bool has_client = false;                  // false: the descriptor belongs to no client
+  nb::object session;                       // null: the descriptor belongs to no client
   std::unique_ptr<SealedConnection> seals;  // null if its messages have no tags
   bool is_at_rest = false;
 };
@@ -86,7 +90,7 @@ Connections* connections_in(PyObject* capsule) {
 ServedConnection* find_connection(Connections& connections, int fd) {
   if (fd < 0 || static_cast<size_t>(fd) >= connections.size()) return nullptr;
   ServedConnection& connection = connections[static_cast<size_t>(fd)];
-  return connection.has_client ? &connection : nullptr;
+  return connection.session.is_valid() ? &connection : nullptr;
 }
 
 SealedConnection* seals_of(Connections& connections, int fd) {
@@ -103,17 +107,19 @@ PyObject* new_connections(PyObject*, PyObject*) {
   return capsule;
 }
 
-// add_connection(connections, fd, outgoing, incoming, conceals), or without the keys if its messages have no tags
+// add_connection(connections, fd, session, outgoing, incoming, conceals), or without the keys if its messages have no
+// tags
 PyObject* add_connection(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count < 2) return wrong_arguments("add_connection takes connections and a descriptor");
+  if (count < 3) return wrong_arguments("add_connection takes connections, a descriptor and a session");
   Connections* const connections = connections_in(arguments[0]);
   const long fd = PyLong_AsLong(arguments[1]);
   if (connections == nullptr || PyErr_Occurred()) return nullptr;
-  if (fd < 0) return wrong_arguments("add_connection takes a descriptor");
+  const int is_session = PyObject_IsInstance(arguments[2], session_type);
+  if (fd < 0 || is_session <= 0) return wrong_arguments("add_connection takes a descriptor and a session");
   try {
-    ServedConnection fresh{true, nullptr, true};
-    if (count > 2) {
-      const auto keys = connection_keys(arguments + 2, count - 2);
+    ServedConnection fresh{nb::borrow(arguments[2]), nullptr, true};
+    if (count > 3) {
+      const auto keys = connection_keys(arguments + 3, count - 3);
       if (!keys) return nullptr;
       fresh.seals = std::make_unique<SealedConnection>(*keys);
     }
@@ -208,61 +214,98 @@ bool send_all(std::vector<OutgoingAnswer>& answers, PyObject* unsent) {
   return true;
 }
 
-// What one call of receive_requests found.
-struct Received {
+// What one call of serve_requests leaves to Python.
+struct Rest {
   nb::object requests = nb::steal(PyList_New(0));
   nb::object others = nb::steal(PyList_New(0));
+  nb::object unsent = nb::steal(PyDict_New());
 
-  bool is_valid() const { return requests.is_valid() && others.is_valid(); }
+  bool is_valid() const { return requests.is_valid() && others.is_valid() && unsent.is_valid(); }
+  bool is_empty() const {
+    return PyList_Size(requests.ptr()) == 0 && PyList_Size(others.ptr()) == 0 && PyDict_Size(unsent.ptr()) == 0;
+  }
 };
 
-// Handles one descriptor's event: adds a whole request, or (fd, events, received bytes or None). Returns false if an
-// exception is set.
-bool take_event(const epoll_event& event, ServedConnection* connection, char* buffer, const Received& received) {
+// Handles one connection's event: answers a request by the fast path, or leaves it to Python, as a whole request or as
+// (fd, events, received bytes or None). Returns false if an exception is set.
+bool take_event(const epoll_event& event, ServedConnection* connection, const StoreContent* content, char* buffer,
+                std::vector<OutgoingAnswer>& answers, const Rest& rest) {
   const int fd = event.data.fd;
   if (connection == nullptr || !connection->is_at_rest || event.events != EPOLLIN) {
-    return append(received.others.ptr(), Py_BuildValue("(iIO)", fd, event.events, Py_None));
+    return append(rest.others.ptr(), Py_BuildValue("(iIO)", fd, event.events, Py_None));
   }
-  const ssize_t length = recv(fd, buffer, kReadBytes, MSG_DONTWAIT);
-  if (length < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  const ssize_t received = recv(fd, buffer, kReadBytes, MSG_DONTWAIT);
+  if (received < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   // A broken connection counts as closed.
-  const std::span data(buffer, length > 0 ? static_cast<size_t>(length) : 0);
-  if (const auto request = read_request(data, connection->seals.get())) {
-    return append(received.requests.ptr(), as_tuple(fd, *request));
+  const std::span data(buffer, received > 0 ? static_cast<size_t>(received) : 0);
+  const auto request = read_request(data, connection->seals.get());
+  if (!request) {
+    return append(rest.others.ptr(),
+                  Py_BuildValue("(iIy#)", fd, event.events, data.data(), static_cast<Py_ssize_t>(data.size())));
   }
-  return append(received.others.ptr(),
-                Py_BuildValue("(iIy#)", fd, event.events, data.data(), static_cast<Py_ssize_t>(data.size())));
+  if (content != nullptr) {
+    auto& session = *reinterpret_cast<StoreSession*>(connection->session.ptr());
+    if (nb::object answer = answer_fast(*content, session, *request); answer.is_valid()) {
+      answers.push_back(outgoing(fd, connection->seals.get(), std::move(answer)));
+      return true;
+    }
+  }
+  return append(rest.requests.ptr(), as_tuple(fd, *request));
 }
 
-// receive_requests(epoll_fd, timeout_ms, most, connections) -> (requests, others): waits for up to `most` events, for
-// `timeout_ms` at most (-1: without limit). Both may be empty.
-PyObject* receive_requests(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 4) return wrong_arguments("receive_requests takes three integers and connections");
+// serve_requests(epoll_fd, timeout_ms, most, connections, content) -> (requests, others, unsent): serves up to `most`
+// events in a turn, and returns after the first turn with something for Python, or after the timeout (-1: none).
+// `content`: (values, waiting) for the fast path, or None to leave all requests to Python.
+PyObject* serve_requests(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 5) return wrong_arguments("serve_requests takes three integers, connections and content");
   const int epoll = static_cast<int>(PyLong_AsLong(arguments[0]));
-  const int timeout_ms = static_cast<int>(PyLong_AsLong(arguments[1]));
+  int timeout_ms = static_cast<int>(PyLong_AsLong(arguments[1]));
   const int most = std::clamp(static_cast<int>(PyLong_AsLong(arguments[2])), 1, kMost);
   Connections* const connections = connections_in(arguments[3]);
   if (PyErr_Occurred()) return nullptr;
+  std::optional<StoreContent> content;
+  if (arguments[4] != Py_None) {
+    StoreContent& given = content.emplace();
+    if (!PyArg_ParseTuple(arguments[4], "O!O!", &PyDict_Type, &given.values, &PyDict_Type, &given.waiting)) {
+      return nullptr;
+    }
+  }
   try {
-    const Received received;
-    if (!received.is_valid()) return nullptr;
+    const Rest rest;
+    if (!rest.is_valid()) return nullptr;
+    const int64_t deadline_ns = steady_now_ns() + timeout_ms * kMillisecondNs;
     epoll_event events[kMost];
     char buffer[kReadBytes];
-    int ready, error;
-    {
-      const ReleaseGil release;
-      ready = epoll_wait(epoll, events, most, timeout_ms);
-      error = errno;
+    std::vector<OutgoingAnswer> answers;
+    answers.reserve(static_cast<size_t>(most));
+    while (true) {
+      int ready, error;
+      {
+        const ReleaseGil release;
+        ready = epoll_wait(epoll, events, most, timeout_ms);
+        error = errno;
+      }
+      if (ready < 0 && error != EINTR) {
+        errno = error;
+        return PyErr_SetFromErrno(PyExc_OSError);
+      }
+      for (int i = 0; i < ready; ++i) {
+        ServedConnection* const connection = find_connection(*connections, events[i].data.fd);
+        if (!take_event(events[i], connection, content ? &*content : nullptr, buffer, answers, rest)) return nullptr;
+      }
+      if (!answers.empty() && !send_all(answers, rest.unsent.ptr())) return nullptr;
+      answers.clear();
+      if (timeout_ms >= 0) {
+        const int64_t left_ns = std::max<int64_t>(0, deadline_ns - steady_now_ns());
+        timeout_ms = static_cast<int>((left_ns + kMillisecondNs - 1) / kMillisecondNs);
+      }
+      if (!rest.is_empty() || ready <= 0 || timeout_ms == 0) {
+        return PyTuple_Pack(3, rest.requests.ptr(), rest.others.ptr(), rest.unsent.ptr());
+      }
     }
-    if (ready < 0 && error != EINTR) {
-      errno = error;
-      return PyErr_SetFromErrno(PyExc_OSError);
-    }
-    for (int i = 0; i < ready; ++i) {
-      ServedConnection* const connection = find_connection(*connections, events[i].data.fd);
-      if (!take_event(events[i], connection, buffer, received)) return nullptr;
-    }
-    return PyTuple_Pack(2, received.requests.ptr(), received.others.ptr());
+  } catch (nb::python_error& error) {
+    error.restore();
+    return nullptr;
   } catch (const std::exception&) {
     return raise_native_error();
   }
@@ -294,7 +337,7 @@ PyObject* send_answers(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
 
 PyMethodDef methods[] = {
     {"read_request", fast(read_frame), METH_FASTCALL, nullptr},
-    {"receive_requests", fast(receive_requests), METH_FASTCALL, nullptr},
+    {"serve_requests", fast(serve_requests), METH_FASTCALL, nullptr},
     {"send_answers", fast(send_answers), METH_FASTCALL, nullptr},
     {"new_connections", new_connections, METH_NOARGS, nullptr},
     {"add_connection", fast(add_connection), METH_FASTCALL, nullptr},

@@ -16,8 +16,9 @@ namespace {
 
 constexpr size_t kLengthBytes = 4;
 constexpr size_t kHeadBytes = kLengthBytes + 1 + 8 + 8 + 2;
-constexpr size_t kAnswerHeadBytes = kLengthBytes + 1;
+static_assert(kAnswerHeadBytes == kLengthBytes + 1);
 constexpr size_t kLongestAnswer = size_t{128} << 20;
+constexpr size_t kMostDigits = 18;
 
 template <class Number>
 char* write_number(char* place, Number number) {  // the most significant byte first
@@ -144,6 +145,15 @@ std::optional<StoreRequest> read_request(std::span<char> frame, SealedConnection
   return request;
 }
 
+std::optional<ComparedValues> read_compared_values(std::string_view argument) {
+  if (argument.size() < kLengthBytes) return std::nullopt;
+  const char* place = argument.data();
+  const size_t expected_bytes = read_number<uint32_t>(place);
+  const std::string_view values = argument.substr(kLengthBytes);
+  if (expected_bytes > values.size()) return std::nullopt;
+  return ComparedValues{values.substr(0, expected_bytes), values.substr(expected_bytes)};
+}
+
 std::string compared_values(const ComparedValues& values) {
   std::string argument(kLengthBytes, '\0');
   write_number(argument.data(), static_cast<uint32_t>(values.expected.size()));
@@ -154,6 +164,31 @@ void append_key(std::string& keys, std::string_view key) {
   char length[sizeof(uint16_t)];
   write_number(length, static_cast<uint16_t>(key.size()));
   keys.append(length, sizeof(length)).append(key);
+}
+
+std::optional<std::string_view> take_key(std::string_view& keys) {
+  if (keys.size() < sizeof(uint16_t)) return std::nullopt;
+  const char* place = keys.data();
+  const size_t key_bytes = read_number<uint16_t>(place);
+  const std::string_view rest = keys.substr(sizeof(uint16_t));
+  if (key_bytes == 0 || key_bytes > rest.size()) return std::nullopt;
+  keys = rest.substr(key_bytes);
+  return rest.substr(0, key_bytes);
+}
+
+std::optional<int64_t> read_decimal(std::string_view text) {
+  const std::string_view digits = text.substr(text.starts_with('-') ? 1 : 0);
+  if (digits.empty() || digits.size() > kMostDigits) return std::nullopt;
+  int64_t number = 0;
+  for (const char digit : digits) {
+    if (digit < '0' || digit > '9') return std::nullopt;
+    number = 10 * number + (digit - '0');
+  }
+  return digits.size() < text.size() ? -number : number;
+}
+
+void write_answer_head(char* place, uint8_t status, size_t value_bytes) {
+  write_number(write_number(place, static_cast<uint32_t>(value_bytes + 1)), status);
 }
 
 std::string sealed_frame(std::string_view frame, SealedConnection& seals) {

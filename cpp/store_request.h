@@ -18,7 +18,8 @@
 
 namespace ronde {
 
-constexpr size_t kLongestKey = 1024;  // KEY_LIMIT_BYTES of store.py
+constexpr size_t kLongestKey = 1024;               // KEY_LIMIT_BYTES of base.py
+constexpr size_t kLongestValue = size_t{1} << 20;  // VALUE_LIMIT_BYTES
 
 // The connection is unusable: a late answer could be taken for the answer to a later request.
 struct StoreConnectionError {
@@ -26,7 +27,7 @@ struct StoreConnectionError {
 };
 
 // The operations that native code distinguishes; wire.py has all of them.
-enum class StoreOperation : uint8_t { kAdd = 4, kCompareSet = 5 };
+enum class StoreOperation : uint8_t { kSet = 1, kGet = 2, kWait = 3, kAdd = 4, kCompareSet = 5 };
 
 struct StoreRequest {
   uint8_t operation = 0;
@@ -67,10 +68,24 @@ struct ComparedValues {
   std::string_view expected;
   std::string_view desired;
 };
+std::optional<ComparedValues> read_compared_values(std::string_view argument);
+
 std::string compared_values(const ComparedValues& values);
 
 // Appends a key to a list of keys, as in the argument of a WAIT. The key has at most kLongestKey bytes.
 void append_key(std::string& keys, std::string_view key);
+
+// Removes the first key from a list of keys, and returns it. Returns nothing if the list is malformed; then it is
+// unchanged.
+std::optional<std::string_view> take_key(std::string_view& keys);
+
+// The number in decimal digits, with a minus sign or without. Returns nothing if it has more than 18 digits, so the sum
+// of two such numbers cannot overflow.
+std::optional<int64_t> read_decimal(std::string_view text);
+
+// The first bytes of an answer's frame, before the value.
+constexpr size_t kAnswerHeadBytes = 4 + 1;
+void write_answer_head(char* place, uint8_t status, size_t value_bytes);
 
 // The frame with its tag behind it and its length changed accordingly.
 std::string sealed_frame(std::string_view frame, SealedConnection& seals);

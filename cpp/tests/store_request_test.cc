@@ -165,13 +165,43 @@ void an_incomplete_frame_is_not_read() {
   CHECK(!read_copy(std::string("\xff\xff\xff\xff", 4) + frame.substr(4)));
 }
 
-void arguments_are_written_as_wire_py_reads_them() {
-  CHECK(compared_values({"old", "new"}) == std::string_view("\0\0\0\3oldnew", 10));
-  CHECK(compared_values({"", "new"}) == std::string_view("\0\0\0\0new", 7));
+void arguments_are_read_as_they_are_written() {
+  for (const std::string& expected : {std::string(), std::string("old"), std::string(70'000, 'o')}) {
+    const std::string argument = compared_values({expected, "new"});
+    const auto read = read_compared_values(argument);
+    CHECK(read && read->expected == expected && read->desired == "new");
+  }
   std::string list;
   append_key(list, "a");
   append_key(list, std::string(kLongestKey, 'b'));
-  CHECK(list == std::string("\0\1a\4\0", 5) + std::string(kLongestKey, 'b'));
+  std::string_view keys = list;
+  CHECK(take_key(keys) == "a" && take_key(keys) == std::string(kLongestKey, 'b') && keys.empty());
+}
+
+void malformed_arguments_are_not_read() {
+  const auto is_read = [](std::string_view argument) { return read_compared_values(argument).has_value(); };
+  CHECK(!is_read("") && !is_read(std::string_view("\0\0\0", 3)) && !is_read(std::string_view("\0\0\0\2v", 5)));
+  CHECK(is_read(std::string_view("\0\0\0\1v", 5)) && is_read(std::string_view("\0\0\0\0", 4)));
+  for (const std::string_view list : {std::string_view("\0", 1), std::string_view("\0\0", 2),
+                                      std::string_view("\0\0k", 3), std::string_view("\0\2k", 3)}) {
+    std::string_view keys = list;
+    CHECK(!take_key(keys) && keys == list);
+  }
+}
+
+void only_plain_numbers_are_read() {
+  CHECK(read_decimal("0") == 0 && read_decimal("-0") == 0 && read_decimal("007") == 7 && read_decimal("-12") == -12);
+  CHECK(read_decimal("999999999999999999") == 999'999'999'999'999'999);
+  CHECK(read_decimal("-999999999999999999") == -999'999'999'999'999'999);
+  for (const std::string_view text : {"", "-", "--1", "+1", " 1", "1 ", "1_0", "1.0", "x", "1000000000000000000"}) {
+    CHECK(!read_decimal(text));
+  }
+}
+
+void the_head_of_an_answer_has_its_length() {
+  std::string frame(kAnswerHeadBytes, '\0');
+  write_answer_head(frame.data(), 1, 5);
+  CHECK(frame + "value" == answer_of(1, "value"));
 }
 
 // A server that reads one sealed request and sends a sealed answer, which `alter` may change.
@@ -238,7 +268,10 @@ int main() {
   a_signal_may_end_the_wait();
   a_server_reads_what_a_client_writes();
   an_incomplete_frame_is_not_read();
-  arguments_are_written_as_wire_py_reads_them();
+  arguments_are_read_as_they_are_written();
+  malformed_arguments_are_not_read();
+  only_plain_numbers_are_read();
+  the_head_of_an_answer_has_its_length();
   sealed_requests_and_answers_arrive();
   an_altered_answer_is_no_answer();
 }

@@ -52,20 +52,34 @@ def tree_around(host: int, hosts: int, arity: int) -> list[int]: ...
 def board_bytes(capacity: int) -> int: ...
 def new_connections() -> object: ...
 @overload
-def add_connection(connections: object, fd: int, /) -> None: ...
+def add_connection(connections: object, fd: int, session: StoreSession, /) -> None: ...
 @overload
 def add_connection(
-    connections: object, fd: int, outgoing: bytes, incoming: bytes, conceals: bool, /
+    connections: object, fd: int, session: StoreSession, outgoing: bytes, incoming: bytes, conceals: bool, /
 ) -> None: ...
 def remove_connection(connections: object, fd: int, /) -> None: ...
 def set_at_rest(connections: object, fd: int, is_at_rest: bool, /) -> None: ...
 def read_request(
     fd: int, frame: bytes, connections: object, /
 ) -> tuple[int, int, int, int, bytes, bytes] | None: ...
-def receive_requests(
-    epoll_fd: int, timeout_ms: int, most: int, connections: object, /
-) -> tuple[list[tuple[int, int, int, int, bytes, bytes]], list[tuple[int, int, bytes | None]]]: ...
+def serve_requests(
+    epoll_fd: int,
+    timeout_ms: int,
+    most: int,
+    connections: object,
+    content: tuple[dict[bytes, bytes], dict[bytes, Any]] | None,
+    /,
+) -> tuple[
+    list[tuple[int, int, int, int, bytes, bytes]],
+    list[tuple[int, int, bytes | None]],
+    dict[int, bytes | None],
+]: ...
 def send_answers(answers: dict[int, bytes], connections: object, /) -> dict[int, bytes | None]: ...
+
+class StoreSession:
+    number: int
+    answer: bytes
+    is_parked: bool
 
 class StoreLine:
     _fd: int

@@ -74,6 +74,17 @@ void store_request(Bytes bytes) {
   require(!request || request->key.size() + request->argument.size() < frame.size());
 }
 
+void store_arguments(Bytes bytes) {
+  const std::string_view argument(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (const auto compared = read_compared_values(argument)) require(compared_values(*compared) == argument);
+  std::string again;
+  std::string_view keys = argument;
+  while (const auto key = take_key(keys)) append_key(again, *key);
+  require(again + std::string(keys) == argument);
+  const auto number = read_decimal(argument);
+  require(!number || std::abs(*number) < 1'000'000'000'000'000'000);
+}
+
 // Shape and rows as words of 64 bits: kind, dimensions, lengths, then rows.
 void rows(Bytes bytes) {
   std::vector<uint64_t> words(bytes.size() / sizeof(uint64_t));
@@ -96,7 +107,8 @@ void text(Bytes bytes) {
   require(clean.size() <= 100 && printable(clean, 100) == clean);
 }
 
-constexpr void (*kParsers[])(Bytes) = {watch_message, leader_note, clock_note, frame, store_request, rows, text};
+constexpr void (*kParsers[])(Bytes) = {watch_message, leader_note, clock_note, frame,
+                                       store_request, rows,        text,       store_arguments};
 
 template <class Value>
 std::vector<std::byte> seed(size_t parser, const Value* values, size_t count) {
@@ -146,6 +158,10 @@ std::vector<std::vector<std::byte>> seeds() {
   all.push_back(seed<uint64_t>(5, {0, 2, 3, 2, 5, 3, 1, 0}));
   all.push_back(seed<uint64_t>(5, {1, 1, 9, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}));
   all.push_back(seed(6, {'c', 'a', 'f', '\xc3', '\xa9', '\n', '\xe2', '\x82', '\xac', '\xf0', '\x9f', '\x98', '\x80'}));
+  all.push_back(seed(7, {'\0', '\0', '\0', '\3', 'o', 'l', 'd', 'n', 'e', 'w'}));
+  all.push_back(seed(7, {'\0', '\1', 'a', '\0', '\2', 'b', 'c'}));
+  all.push_back(
+      seed(7, {'-', '1', '2', '3', '4', '5', '6', '7', '8', '9', '0', '1', '2', '3', '4', '5', '6', '7', '8'}));
   return all;
 }
 

@@ -8,6 +8,9 @@ The rules:
   3. With a journal, a turn is `begin_turn`, any number of requests, then `keep_turn` once the result of `pack_turn` is
      written; or `refuse_turn`, which undoes the turn and answers its requests again, with a refusal for those that
      would change something. No answer may leave before that.
+  4. Without a journal, the native fast path (cpp/bind_store_session.h) answers most requests before they come here,
+     from `content` and the sessions. It answers SET, GET, WAIT, ADD and COMPARE_SET, if the request is valid, is no
+     repetition, need not wait and wakes no other request.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from ronde._native import StoreSession
 from ronde.errors import ProtocolError, UsageError
 from ronde.stores import wire
 from ronde.stores.journal import pack_changes, pack_sessions
@@ -34,14 +38,13 @@ _ParkedSessions = dict[bytes, dict["ClientSession", None]]
 _pack_head = ANSWER.pack
 
 
-class ClientSession:
+class ClientSession(StoreSession):
     """One client. `number`, `answer`: of its last numbered request; `connection`: an object of the server."""
 
-    __slots__ = ("answer", "connection", "id", "number", "parked")
+    __slots__ = ("connection", "id", "parked")
 
     def __init__(self, id: bytes = b"") -> None:
         self.id = id
-        self.number = 0
         self.answer = OK
         self.parked: Parked | None = None
         self.connection: Any = None
@@ -117,6 +120,11 @@ class RequestHandler:
         }
         self._handlers = by_operation
         self._named = frozenset(operation for operation in wire.OPERATIONS if wire.is_named(operation))
+
+    @property
+    def content(self) -> tuple[dict[bytes, bytes], dict[bytes, Any]]:
+        """The values by key, and by key the sessions whose requests wait for it; for the native fast path."""
+        return self.table.values, self._waiting
 
     # Sessions
 
@@ -199,12 +207,12 @@ class RequestHandler:
     # Waiting
 
     def _park(self, session: ClientSession, parked: Parked) -> None:
-        session.parked = parked
+        session.parked, session.is_parked = parked, True
         for name in parked.names:
             parked.index.setdefault(name, {})[session] = None
 
     def _unpark(self, session: ClientSession) -> None:
-        parked, session.parked = session.parked, None
+        parked, session.parked, session.is_parked = session.parked, None, False
         if parked is None:
             return
         for name in parked.names:

@@ -7,8 +7,9 @@ The rules:
   3. A client's error costs that client its connection, and other clients nothing.
   4. The server notices a broken connection at once, or within seconds if no packet reports it. The held keys of its
      client go; the last answer is kept, because the client may come back.
-  5. A turn takes requests from several clients by one native call (cpp/bind_store_server.cc), and sends all answers at
-     its end by another one. Everything else, such as parts of requests, is received here.
+  5. One native call (cpp/bind_store_server.cc) receives and answers the frequent requests until Python must act.
+     A turn takes requests from several clients and sends all answers at its end. Everything else, such as parts of
+     requests, is received here.
   6. Over TCP every message is sealed (`net/protection`). An altered message ends its connection, and nothing else.
   7. With a journal, the answers of a turn leave only when its changes are on the disk. If these cannot be written, the
      server undoes and refuses them, and the store goes on with its earlier content.
@@ -36,9 +37,9 @@ from ronde._native import (
     add_connection,
     new_connections,
     read_request,
-    receive_requests,
     remove_connection,
     send_answers,
+    serve_requests,
     set_at_rest,
 )
 from ronde.errors import ProtocolError, UsageError
@@ -205,6 +206,7 @@ class StoreServer:
 
     def _run(self) -> None:
         epoll = self._epoll.fileno()
+        content = None if self._journal else self._handler.content
         going_on = True
         try:
             while going_on:
@@ -212,18 +214,26 @@ class StoreServer:
                 most = min(MOST_IN_A_TURN, len(self._clients) // 2)
                 wake_ns = self._authenticator.wake_ns
                 timeout_ms = self._ms_to_next_timer(wake_ns) if self._timers or wake_ns is not None else -1
-                going_on = self._serve_turn(*receive_requests(epoll, timeout_ms, most, self._connections))
+                going_on = self._serve_turn(
+                    *serve_requests(epoll, timeout_ms, most, self._connections, content)
+                )
         except BaseException:
             _log.exception("the store at %s has broken down", self._address)
             raise
         finally:
             self._close_all()
 
-    def _serve_turn(self, requests: list[_Request], others: list[tuple[int, int, bytes | None]]) -> bool:
-        """Serve all ready descriptors; return whether to go on."""
+    def _serve_turn(
+        self,
+        requests: list[_Request],
+        others: list[tuple[int, int, bytes | None]],
+        unsent: dict[int, bytes | None],
+    ) -> bool:
+        """Serve all ready descriptors, and send the rest of answers; return whether to go on."""
         if self._journal:
             self._repair_journal()
             self._handler.begin_turn()
+        self._keep_unsent(unsent)
         # Before a new connection can reuse a descriptor that is closed in this turn.
         self._answer_requests(requests)
         going_on = True
@@ -287,7 +297,7 @@ class StoreServer:
         old, session.connection = session.connection, client
         self._clients[client.fd] = client
         keys = newcomer.handshake.keys
-        add_connection(self._connections, client.fd, *(keys.parts() if keys else ()))
+        add_connection(self._connections, client.fd, session, *(keys.parts() if keys else ()))
         if old is not None:  # the client has reconnected before the server noticed the break
             self._drop_client(old)
         if len(self._clients) >= MAX_CLIENTS:

@@ -47,6 +47,11 @@ class Table:
         self._held: dict[Any, dict[bytes, None]] = {}
         self._undo: list[tuple[str, bytes, Any]] | None = None
 
+    @property
+    def values(self) -> dict[bytes, bytes]:
+        """The values by key; a change of them cannot be undone."""
+        return self._values
+
     # Keys
 
     def set(self, key: bytes, value: bytes) -> None:
