@@ -26,8 +26,7 @@ from tests.sim.rendezvous_node import SimNode
 from tests.sim.rendezvous_store import SimStore
 
 from ronde.rendezvous.effects import Event, Set
-from ronde.rendezvous.membership import Budget, RendezvousEvent, RoundBegan, RoundEnded
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.membership import Budget, RendezvousEvent, RoundBegan, RoundEnded, Rules
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous import Simulation

@@ -14,7 +14,6 @@
 #include <iterator>
 #include <memory>
 #include <new>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>

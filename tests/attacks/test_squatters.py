@@ -18,8 +18,8 @@ from tests.other_user import NOBODY, start_as_nobody
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse_address, resolve
-from ronde.stores.listeners import shortcuts
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer, shortcuts
+from ronde.stores.tcp import StoreClient
 
 pytestmark = pytest.mark.alone
 

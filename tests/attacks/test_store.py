@@ -15,7 +15,8 @@ from tests.attacks.crowds import crowd
 
 from ronde.job_key import JobKey
 from ronde.net.addresses import listen, parse_address, resolve
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.tcp import StoreClient
 
 pytestmark = pytest.mark.alone
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.store_kinds import IN_ONE_PROCESS, KINDS, ONLY_BOOTSTRAP, Open, kind_of_store
 from tests.conformance.store_processes import Where
 
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 
 @pytest.fixture(scope="module", params=KINDS)

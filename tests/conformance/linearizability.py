@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Any
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
-from ronde.stores.base import VALUE_LIMIT_BYTES, Store
+from ronde.stores.store import VALUE_LIMIT_BYTES, Store
 
 __all__ = [
     "Event",

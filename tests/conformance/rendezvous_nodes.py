@@ -19,8 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self, TypeVar
 
-from ronde.rendezvous.base import Rendezvous
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import (
     Budget,
     Ejected,
@@ -33,7 +31,7 @@ from ronde.rendezvous.membership import (
     RoundBegan,
     RoundEnded,
 )
-from ronde.rendezvous.registry import create
+from ronde.rendezvous.rendezvous import Rendezvous, RendezvousConfig, create
 from ronde.settings import JobKey
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from tests.conformance.etcd_cluster import EtcdCluster
 from tests.conformance.store_processes import Where
 
 from ronde.settings import JobKey
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 KINDS = [
     "memory",
@@ -86,7 +86,7 @@ def in_memory(name: str) -> Iterator[tuple[Callable[[], Store], Where | None]]:
 
 @contextmanager
 def served(name: str, address: str) -> Iterator[tuple[Callable[[], Store], Where | None]]:
-    from ronde.stores.tcp import StoreServer
+    from ronde.stores.server import StoreServer
 
     key = JobKey.generate()
     server = StoreServer(address, key)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from ronde.settings import JobKey
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 SECOND = 10**9
 LONG = 60 * SECOND

@@ -12,7 +12,8 @@ from tests.conformance.altering_relay import Alter, AlteringRelay
 from ronde.errors import PeerLostError
 from ronde.net.addresses import parse_address
 from ronde.settings import JobKey
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.tcp import StoreClient
 
 LONG = 30 * 10**9
 KEY = JobKey.generate()

@@ -21,8 +21,8 @@ from tests.conformance.linearizability import Event, Recorder, check, history, r
 from tests.ports import free_ports
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
-from ronde.rendezvous.config import RendezvousConfig
-from ronde.rendezvous.store_access import EtcdStoreAccess
+from ronde.rendezvous.rendezvous import RendezvousConfig
+from ronde.rendezvous.store_access import open_etcd_store
 from ronde.stores.etcd import EtcdStore
 
 SECOND = 10**9
@@ -411,7 +411,7 @@ def test_by_tls_with_certificates_on_both_sides(certificates: dict[str, str]) ->
         # As torchrun's older rendezvous calls them; its newer one has the other names.
         options = {"protocol": "https", "cacert": ca, "cert": certificate, "key": key}
         config = RendezvousConfig("etcd", etcd.endpoints[0], options=options)
-        EtcdStoreAccess(config, "job/").open_store(LONG).close()
+        open_etcd_store(config, LONG).close()
         other.close()
         with pytest.raises(
             UsageError, match=r"do not trust each other: 127.0.0.1:\d+: .*CERTIFICATE_VERIFY_FAILED"

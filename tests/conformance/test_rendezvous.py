@@ -15,8 +15,6 @@ from tests.ports import free_port
 
 from ronde.errors import UsageError
 from ronde.rendezvous.alone import Alone
-from ronde.rendezvous.base import Rendezvous
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
@@ -27,7 +25,7 @@ from ronde.rendezvous.membership import (
     RendezvousBroken,
     WorkerFailed,
 )
-from ronde.rendezvous.registry import create, register
+from ronde.rendezvous.rendezvous import Rendezvous, RendezvousConfig, create, register
 from ronde.settings import JobKey
 from ronde.stores.server import StoreServer
 
@@ -423,7 +421,7 @@ def test_the_store_dies_and_that_is_the_end_if_it_is_not_to_be_replaced(tmp_path
 
 
 def test_others_can_register_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ronde.rendezvous.registry._registered", {})
+    monkeypatch.setattr("ronde.rendezvous.rendezvous._registered", {})
     made: list[RendezvousConfig] = []
 
     def make(config: RendezvousConfig, key: JobKey) -> Rendezvous:

@@ -11,8 +11,8 @@ from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.conformance.test_rendezvous import BOOM, Job
 
 from ronde.job_key import JobKey
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import AllSucceeded, JobClosed, Notice, WorkerFailed
+from ronde.rendezvous.rendezvous import RendezvousConfig
 from ronde.stores.file import FileStore
 from ronde.stores.server import StoreServer
 

@@ -9,9 +9,8 @@ from tests.conformance.rendezvous_nodes import S, TestNode
 from tests.ports import free_port
 
 from ronde.errors import UsageError
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import RendezvousBroken
-from ronde.rendezvous.registry import create
+from ronde.rendezvous.rendezvous import RendezvousConfig, create
 from ronde.settings import JobKey
 from ronde.stores.server import StoreServer
 

@@ -13,7 +13,7 @@ from tests.conformance.linearizability import Event, check, exercise, history
 from tests.conformance.store_kinds import ONLY_BOOTSTRAP, WHOLE_KINDS
 from tests.conformance.store_processes import Where, start_recorder
 
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 # It has no queues, cannot tell an absent key from an empty value, and does not expect deletions while it reads.
 NOT_OF_TORCH = ["queue_push", "queue_pop", "queue_len", "compare_set", "delete_key"]

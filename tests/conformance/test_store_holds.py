@@ -12,7 +12,7 @@ from tests.conformance.store_kinds import WHOLE_KINDS
 from tests.conformance.store_processes import LONG, SECOND, Remote, Where
 
 from ronde.errors import TimeoutError
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 Connect = Callable[[], Store]
 

@@ -13,7 +13,7 @@ from tests.conformance.store_kinds import WHOLE_KINDS
 from tests.conformance.store_processes import LONG, SECOND, Remote, Where
 
 from ronde.errors import TimeoutError, UsageError
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
 Connect = Callable[[], Store]
 SOON_S = 0.05  # long enough for a client to begin to wait, most of the time

@@ -12,7 +12,7 @@ from tests.conformance.store_kinds import IN_ONE_PROCESS, ONLY_BOOTSTRAP
 from tests.conformance.store_processes import LONG, SECOND
 
 from ronde.errors import TimeoutError, UsageError
-from ronde.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES, Store
+from ronde.stores.store import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES, Store
 
 Connect = Callable[[], Store]
 

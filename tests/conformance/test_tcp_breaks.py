@@ -14,7 +14,8 @@ from tests.conformance.cutting_relay import CuttingRelay
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse_address
 from ronde.settings import JobKey
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.tcp import StoreClient
 
 SECOND = 10**9
 LONG = 30 * SECOND

@@ -21,7 +21,7 @@ from ronde.launch.clusters import local
 from ronde.launch.clusters.cluster import Capabilities, SlotEvents, Ticket
 from ronde.launch.driver.functions import RunOptions, run_function
 from ronde.settings import JobKey
-from ronde.stores.tcp import StoreServer
+from ronde.stores.server import StoreServer
 from ronde.testing.hosts import SWITCH, Hosts
 
 DIRECT = ("10.77.0.1", "10.77.0.2")  # of the link between the hosts, `direct`

@@ -28,11 +28,9 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import MS, S, SimNode
 from tests.sim.rendezvous_store import SimStore
 
-from ronde.rendezvous.codec import decode_state
 from ronde.rendezvous.effects import Set
-from ronde.rendezvous.membership import Budget
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import STATE
+from ronde.rendezvous.membership import Budget, Rules
+from ronde.rendezvous.state import STATE, decode_state
 
 BAD_TIMES_NS = 90 * S
 JOIN_TIMEOUT_NS = 120 * S

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tests.sim.common_order import require
 
-from ronde.rendezvous.codec import decode_state
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
@@ -16,9 +15,9 @@ from ronde.rendezvous.membership import (
     NodesLost,
     RendezvousBroken,
     Round,
+    Rules,
 )
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import STATE, Cause, JobPhase, JobState, RosterKey, heartbeat_key
+from ronde.rendezvous.state import STATE, Cause, JobPhase, JobState, RosterKey, decode_state, heartbeat_key
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous_node import SimNode

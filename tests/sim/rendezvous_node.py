@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from tests.sim.rendezvous_checks import INTERRUPTED
 from tests.sim.rendezvous_store import Taker, Values, Waiter
 
-from ronde.rendezvous.codec import decode_state
 from ronde.rendezvous.effects import (
     Changes,
     Compare,
@@ -42,6 +41,7 @@ from ronde.rendezvous.membership import (
     RoundEnded,
 )
 from ronde.rendezvous.participant import Participant
+from ronde.rendezvous.state import decode_state
 
 if TYPE_CHECKING:
     from tests.sim.rendezvous import Simulation

@@ -25,10 +25,9 @@ from tests.sim.rendezvous_checks import Checks
 from tests.sim.rendezvous_node import KNOCK_NS, S, SimNode
 from tests.sim.rendezvous_store import SimStore, Values
 
-from ronde.rendezvous.codec import decode_roster, decode_state
 from ronde.rendezvous.effects import Compare, Effect, NotifyAgent, Probe
 from ronde.rendezvous.membership import Budget, Round
-from ronde.rendezvous.state import STATE, Cause, JobPhase, JobState
+from ronde.rendezvous.state import STATE, Cause, JobPhase, JobState, decode_roster, decode_state
 
 SILENCE_NS = 6 * S  # after which a connection breaks
 SEARCH_NS = 60 * S
@@ -308,7 +307,7 @@ class Partition(Simulation):
         for node in self.nodes:
             assert isinstance(node, MovingNode)
             is_caller = (
-                node.is_alive and node.place is node.own and node.participant.store_identity.is_calling
+                node.is_alive and node.place is node.own and node.participant.store_identity.is_redirecting
             )
             if (
                 is_caller

@@ -23,7 +23,7 @@ from ronde.launch.agent.decisions import (
     WorkersEnded,
 )
 from ronde.rendezvous.leader import Leader
-from ronde.rendezvous.lease import LeftoverWorkers
+from ronde.rendezvous.liveness import LeftoverWorkers
 from ronde.rendezvous.member import Member, _MemberPhase
 from ronde.rendezvous.membership import Ejected, RoundEnded
 

@@ -21,8 +21,7 @@ from ronde.rendezvous.liveness import Liveness
 from ronde.rendezvous.member import Member
 from ronde.rendezvous.membership import Node
 from ronde.rendezvous.participant import Participant
-from ronde.rendezvous.state import JobPhase, JobState, JoinRequest, Message, RosterKey
-from ronde.rendezvous.state_replica import StateReplica
+from ronde.rendezvous.state import JobPhase, JobState, JoinRequest, Message, RosterKey, StateReplica
 
 BATCH = 75
 WHAT_HAPPENS = {
@@ -108,16 +107,16 @@ def write_without_comparing(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_say_anything_again(patch: pytest.MonkeyPatch) -> None:
-    say_join = Member._say_join
+    request_place = Member._request_place
 
     def broken(self: Member, state: JobState, after: int) -> None:
-        if self._said is None:
-            say_join(self, state, after)
+        if self._requested is None:
+            request_place(self, state, after)
 
-    patch.setattr(Member, "_say_join", broken)
+    patch.setattr(Member, "_request_place", broken)
 
 
-def heed_the_dead(patch: pytest.MonkeyPatch) -> None:
+def keep_dead_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leader, "lose_nodes", lambda self, now_ns, nodes, how, may_work=False: None)
 
 
@@ -260,7 +259,7 @@ FIRST_SEEDS: dict[Callable[[pytest.MonkeyPatch], None], int] = {  # of the bugs 
 BUGS = [
     write_without_comparing,
     never_say_anything_again,
-    heed_the_dead,
+    keep_dead_nodes,
     lose_once_more_who_has_come_back,
     follow_a_lost_leader,
     forget_silent_nodes,

@@ -44,10 +44,8 @@ from tests.sim.rendezvous_store import SimStore
 
 from ronde.launch.agent import decisions as agent_events
 from ronde.rendezvous import effects, state
-from ronde.rendezvous.codec import decode, decode_roster, decode_state
-from ronde.rendezvous.membership import Budget, Failure, NodesLost, WorkerFailed
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import STATE, JobPhase, JobState
+from ronde.rendezvous.membership import Budget, Failure, NodesLost, Rules, WorkerFailed
+from ronde.rendezvous.state import STATE, JobPhase, JobState, decode, decode_roster, decode_state
 
 FOLDER = Path(__file__).parent / "traces"
 QUIET_NS = 60 * S

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ronde.errors import PeerError, TimeoutError
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 from ronde.types import DType, Kind, ReduceOp
 
 __all__ = [

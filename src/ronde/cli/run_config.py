@@ -29,7 +29,7 @@ from ronde.launch.config import (
     WorkerSpec,
 )
 from ronde.launch.launch_plan import OURS, own_gpus
-from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.rendezvous import RendezvousConfig
 from ronde.values import (
     FLAG,
     PORT,

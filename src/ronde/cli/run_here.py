@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "Here", "check_tuning", "look_at_machine", "usable_gpus"]
 
-# The built-in ones of rendezvous/registry.
+# The built-in ones of rendezvous/rendezvous.
 BACKENDS = ("alone", "c10d", "etcd", "etcd-v2", "file", "static", "tcp")
 
 # The first of these variables that is set lists the visible GPUs; the list ends at the first invalid entry, like -1.
@@ -70,7 +70,7 @@ def look_at_machine(asked: RunArguments, variables: Mapping[str, str]) -> Here:
     hostfile = _hostfile(asked.value("--hostfile"))
     here = Here(variables, usable_cores(), gpus, hostfile, step=step, uid=os.geteuid(), pod=pod)
     if asked.value("--rdzv-backend", "tcp") not in here.backends:
-        from ronde.rendezvous.registry import names, torchruns_names  # slow to load
+        from ronde.rendezvous.rendezvous import names, torchruns_names  # slow to load
 
         here = here._replace(backends=names(), torchruns_handlers=torchruns_names())
     return here

@@ -26,10 +26,11 @@ from ronde.net.authentication import SECRET
 from ronde.net.host import host_name
 from ronde.net.job_keys import INSECURE, find_job_key
 from ronde.settings import Settings, environment
-from ronde.stores.base import Store
 from ronde.stores.file import FileStore
 from ronde.stores.prefix import PrefixStore
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.store import Store
+from ronde.stores.tcp import StoreClient
 
 __all__ = ["Meeting", "meet", "surroundings"]
 

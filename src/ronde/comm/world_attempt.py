@@ -49,7 +49,7 @@ from ronde.errors import (
 )
 from ronde.net.connections import named_ranks
 from ronde.net.host import host_name
-from ronde.stores.base import Store, missing_of
+from ronde.stores.store import Store, missing_of
 
 __all__ = ["RECORD_LIMIT_BYTES", "EpochOverError", "WorldAttempt", "contest_rank"]
 

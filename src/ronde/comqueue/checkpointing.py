@@ -25,8 +25,7 @@ from typing import Protocol
 from ronde.checkpoints import Checkpoints
 from ronde.errors import UsageError
 from ronde.launch.driver.job_store import connect_to_driver
-from ronde.stores.base import Store
-from ronde.stores.large_values import delete_large, get_large, put_large
+from ronde.stores.store import Store, delete_large, get_large, put_large
 from ronde.trusted_files import (
     create_anew,
     describe_foreign_owner,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ronde.launch.agent.worker_group import FAREWELL_NS, GRACE_NS, PATIENCE_NS
-from ronde.rendezvous.config import RendezvousConfig
+from ronde.rendezvous.rendezvous import RendezvousConfig
 
 __all__ = [
     "DEFAULT_SIGNALS",

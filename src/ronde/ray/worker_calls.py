@@ -25,8 +25,7 @@ from ronde.errors import PeerLostError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.calls import pickler
 from ronde.launch.driver.job_store import serve_store, tcp_addresses
-from ronde.stores.base import Store
-from ronde.stores.large_values import delete_large, get_large, put_large
+from ronde.stores.store import Store, delete_large, get_large, put_large
 from ronde.stores.tcp import StoreClient
 
 __all__ = ["INTERRUPTED", "SHUT_DOWN", "CallLine", "CallServer", "WorkerCall", "fetch_result", "serve_calls"]

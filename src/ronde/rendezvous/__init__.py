@@ -1,1 +1,1 @@
-"""How the nodes of a job find each other: `participant` decides, `over_store` performs."""
+"""How the nodes of a job find each other: `participant` decides, `store_rendezvous` performs."""

@@ -1,7 +1,6 @@
 """The rendezvous of a job with one node: the rules of a round without other nodes.
 
-It has no store, thread or clock, and loads none of the machines that several nodes need, so that the launcher starts
-fast.
+It has no store, thread or clock, and needs none of the machines of several nodes.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from dataclasses import replace
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.event_queue import EventQueue
-from ronde.rendezvous.base import Rendezvous
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
@@ -25,6 +22,7 @@ from ronde.rendezvous.membership import (
     RoundEnded,
     WorkerFailed,
 )
+from ronde.rendezvous.rendezvous import Rendezvous, RendezvousConfig
 
 __all__ = ["Alone", "make"]
 

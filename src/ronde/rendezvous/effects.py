@@ -1,6 +1,6 @@
 """The effects that a node's machine asks of its shell, and the events that the shell reports. Pure.
 
-They are tuples because creating a dataclass takes time, and the start of `ronde run` waits for it.
+The shell carries effects out in order. It answers `Set`, `Compare` and `FindChanges` by events in the same order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 Values = Mapping[str, bytes | None]  # by key; None: the key is absent
 
-# Effects, carried out in order. `Set`, `Compare` and `FindChanges` are answered by events in the same order.
+# Effects
 
 
 @dataclass(frozen=True)

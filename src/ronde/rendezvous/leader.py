@@ -16,27 +16,39 @@ Rules
    next such end closes the job; late nodes then go on waiting.
 5. The death of a node that has succeeded is no loss. When all nodes have succeeded, the job is completed.
 6. A node is lost at once when the key that it holds is gone, and after `missing_heartbeats` heartbeats of silence
-   (`failure_detector`).
-7. Survivors get a place before other nodes; a node that can never have one is refused (`applicants`).
+   (`failure_detectors`).
+7. Survivors of the last round get a place first, then all other nodes in the order of their arrival. A node that can
+   never have a place is refused. If two nodes are given one group rank, the leader refuses the later one once both have
+   lived for longer than the patience; before that, the first node may be a previous start of the second.
 8. Where others may go on elsewhere, a round begins only with enough nodes of the last one (`quorum`), and only when no
-   lost node can have workers any more (`lease`).
-9. A message counts once (the `seq` of its sender grows), and only if it concerns the present round.
+   lost node can have workers any more (`liveness`).
+9. A node that wishes for a group rank gets it; of two such nodes, the one that had the rank gets it, else the earlier
+   one. A node of the last round keeps its rank if the rank still exists. The remaining ranks go, from the lowest, first
+   to nodes whose old rank no longer exists, then to newcomers in the order of their host names (numbers in them count
+   as numbers), so that neighbouring hosts get neighbouring ranks, and nodes that share a host follow each other.
+10. A message counts once (the `seq` of its sender grows), and only if it concerns the present round.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from ronde.rank_set import RankSet
-from ronde.rendezvous.applicants import Applicants
-from ronde.rendezvous.failure_detector import FailureDetector
-from ronde.rendezvous.group_ranks import assign_group_ranks, node_names
-from ronde.rendezvous.lease import LeftoverWorkers
-from ronde.rendezvous.membership import Failure, Node, NodesLost, NodesWaiting, WorkerFailed
+from ronde.rendezvous.failure_detectors import FailureDetector
+from ronde.rendezvous.liveness import LeftoverWorkers
+from ronde.rendezvous.membership import (
+    Failure,
+    Node,
+    NodesLost,
+    NodesWaiting,
+    Rules,
+    WorkerFailed,
+    node_names,
+)
 from ronde.rendezvous.quorum import Quorum
-from ronde.rendezvous.rules import Rules
 from ronde.rendezvous.state import (
     PART_NODES,
     Cause,
@@ -52,7 +64,14 @@ from ronde.rendezvous.state import (
     SuccessReport,
 )
 
-__all__ = ["STRAGGLER_NS", "Leader"]
+__all__ = [
+    "STRAGGLER_NS",
+    "Leader",
+    "Applicants",
+    "assign_group_ranks",
+    "host_order",
+    "node_names",
+]
 
 STRAGGLER_NS = 30 * 10**9  # for workers that are slow to end
 NAMED_NODES = 32  # of the lost ones, in the state
@@ -60,7 +79,7 @@ REFUSALS = 16  # kept in the state
 
 
 @dataclass(slots=True)
-class _Doubt:
+class _UnsettledFailure:
     """A failure that blames a peer, and the nodes that have not shown since that they live.
 
     `awaits_exit`: the nodes with a worker whose exit code may be the cause; the wait for it ends at `until_ns`.
@@ -96,7 +115,7 @@ class Leader:
         self._seqs: dict[str, int] = {}
         self._detector = FailureDetector(rules, self._by_id, now_ns)
         self.leftover_workers = LeftoverWorkers(rules)
-        self._doubt: _Doubt | None = None
+        self._unsettled: _UnsettledFailure | None = None
         self._formed_ns = now_ns  # when the present round began to form
         self._last_call_ns: int | None = None  # when the last call ends
         self._too_few = state.roster is None
@@ -127,7 +146,7 @@ class Leader:
     def tick(self, now_ns: int) -> bool:
         """Decide what depends on the time; return whether the heartbeats must be read now."""
         self._ticked_ns = now_ns
-        self._settle_doubt(now_ns)
+        self._settle_failure(now_ns)
         self._decide(now_ns)
         if not self._detector.begin_reading(now_ns):
             return False
@@ -175,13 +194,13 @@ class Leader:
             self._decide(now_ns)
 
     def _note_heartbeat(self, now_ns: int, node: str, heartbeat: Heartbeat | None, shows_life: bool) -> None:
-        if self._doubt and shows_life:
-            self._doubt.unconfirmed.discard(node)
+        if self._unsettled and shows_life:
+            self._unsettled.unconfirmed.discard(node)
             awaits_exit = heartbeat is not None and heartbeat.awaits_exit
-            (self._doubt.awaits_exit.add if awaits_exit else self._doubt.awaits_exit.discard)(node)
+            (self._unsettled.awaits_exit.add if awaits_exit else self._unsettled.awaits_exit.discard)(node)
         if heartbeat is not None and heartbeat.succeeded == self.state.number:
             self._note_success(node)
-        self._settle_doubt(now_ns)
+        self._settle_failure(now_ns)
 
     def _note_late_heartbeat(self, now_ns: int, node: str) -> None:
         """Note that a lost node has sent a heartbeat. It may have renewed its lease while its workers end."""
@@ -248,30 +267,36 @@ class Leader:
     def _handle_failure(self, now_ns: int, sender: str, failure: Failure) -> None:
         self._succeeded.discard(sender)  # a worker has ended with exit code 0, and others wait for it
         if failure.blames_peer and len(self.roster) > 1:
-            if self._doubt is None:
+            if self._unsettled is None:
                 until_ns = now_ns + self._rules.longest_end_ns
-                self._doubt = _Doubt(failure, self._by_id.keys() - self._succeeded, set(), until_ns)
-            self._doubt.unconfirmed.discard(sender)
-            self._settle_doubt(now_ns)
+                self._unsettled = _UnsettledFailure(
+                    failure, self._by_id.keys() - self._succeeded, set(), until_ns
+                )
+            self._unsettled.unconfirmed.discard(sender)
+            self._settle_failure(now_ns)
         elif self._rules.gives_way and self.state.restarts >= self.state.terms.max_restarts:
             # The node is lost, and the job goes on: failures of other nodes may be consequences of this one.
             self.lose_nodes(now_ns, {sender}, f"left: {failure.message}", may_work=True)
         else:
             self._end_round(now_ns, WorkerFailed(failure))
 
-    def _settle_doubt(self, now_ns: int) -> None:
-        doubt = self._doubt
-        if doubt and not doubt.unconfirmed and (not doubt.awaits_exit or now_ns >= doubt.until_ns):
-            self._end_round(now_ns, WorkerFailed(doubt.failure))
+    def _settle_failure(self, now_ns: int) -> None:
+        unsettled = self._unsettled
+        if (
+            unsettled
+            and not unsettled.unconfirmed
+            and (not unsettled.awaits_exit or now_ns >= unsettled.until_ns)
+        ):
+            self._end_round(now_ns, WorkerFailed(unsettled.failure))
 
     def _note_success(self, node: str) -> None:
         if self.state.phase == JobPhase.RUNNING and node in self._by_id:
             self._succeeded.add(node)
-            if self._doubt:
-                self._doubt.unconfirmed.discard(node)
-                self._doubt.awaits_exit.discard(node)
+            if self._unsettled:
+                self._unsettled.unconfirmed.discard(node)
+                self._unsettled.awaits_exit.discard(node)
             if self._succeeded >= self._by_id.keys():
-                self._doubt = None
+                self._unsettled = None
                 self.state = replace(self.state, phase=JobPhase.COMPLETED)
                 self.is_urgent = True
 
@@ -333,7 +358,7 @@ class Leader:
         if not self.state.is_open:
             return
         is_forming = self.state.phase == JobPhase.FORMING
-        # Even with too few nodes for a round: from now on those elsewhere are called here.
+        # Even with too few nodes for a round: from now on those elsewhere are redirected here.
         if self.state.has_moved and not self._count_missing(
             self._applicants.ids if is_forming else self.quorum.present
         ):
@@ -394,7 +419,7 @@ class Leader:
         self._detector.renew_nodes(now_ns, self._by_id)
         self.quorum = Quorum(self._rules, self._by_id)
         self._succeeded.clear()
-        self._doubt = None
+        self._unsettled = None
         self._last_call_ns = None
         self._too_few = False
         parts = -(-len(self.roster) // PART_NODES)
@@ -416,7 +441,7 @@ class Leader:
         budget = self.state.terms.max_changes
         is_spent = 0 <= budget <= self.state.changes
         fitting = self._applicants.count_fitting(self.roster)
-        if not fitting or self._succeeded or self._doubt or is_spent:
+        if not fitting or self._succeeded or self._unsettled or is_spent:
             self._last_call_ns = None
             return
         if self._last_call_ns is None:
@@ -430,7 +455,7 @@ class Leader:
         state = self.state
         if state.phase != JobPhase.RUNNING:
             return
-        self._doubt = None
+        self._unsettled = None
         if isinstance(cause, WorkerFailed):
             if state.restarts >= state.terms.max_restarts:
                 failure = cause.failure
@@ -480,3 +505,108 @@ def _names(hosts: Iterable[str]) -> str:
     listed = sorted(set(hosts))
     shown = ", ".join(listed[:4])
     return f"{shown} and {len(listed) - 4} more" if len(listed) > 4 else shown
+
+
+# Places in the next round
+
+
+class Applicants:
+    """Nodes without a place in a round, in the order of their arrival."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._nodes: dict[str, Node] = {}
+        self._rivals: dict[str, int] = {}  # by node: since when its given rank is also that of another node
+
+    @property
+    def ids(self) -> KeysView[str]:
+        """The ids of the applicants, in the order of their arrival."""
+        return self._nodes.keys()
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """The ids of the applicants that may wait for a place without limit."""
+        return tuple(self._nodes)[: self._rules.spares]
+
+    def add_node(self, node: Node) -> None:
+        """Add an applicant."""
+        self._nodes[node.id] = node
+
+    def remove_node(self, node: str) -> None:
+        """Remove a node that has a place, or no longer asks for one."""
+        self._nodes.pop(node, None)
+
+    def fitting_nodes(self, taken: Collection[Node], survivors: Collection[str] = ()) -> list[Node]:
+        """Return the applicants that fit beside the nodes that have `taken` a place; `survivors` come first."""
+        ordered = sorted(self._nodes.values(), key=lambda node: node.id not in survivors)
+        if not self._rules.places_are_given:
+            return ordered[: self._places_left(taken)]
+        places = {node.wish for node in taken}
+        fitting = []
+        for node in ordered:
+            if node.wish not in places:
+                places.add(node.wish)
+                fitting.append(node)
+        return fitting
+
+    def count_fitting(self, taken: Collection[Node]) -> int:
+        """Return how many applicants fit; cheap where places are not given, because every arrival asks."""
+        if self._rules.places_are_given:
+            return len(self.fitting_nodes(taken))
+        return min(len(self._nodes), self._places_left(taken))
+
+    def _places_left(self, taken: Collection[Node]) -> int:
+        return max(self._rules.max_nodes - len(taken), 0)
+
+    def reason_to_refuse(self, node: Node) -> str:
+        """Return why this node can never get a place, or "" if it can."""
+        if not self._rules.places_are_given or 0 <= node.wish < self._rules.max_nodes:
+            return ""
+        return f"its --node-rank {node.wish} is not within 0 to {self._rules.max_nodes - 1}"
+
+    def refuse_rivals(self, now_ns: int, survivors: Iterable[Node], patience_ns: int) -> list[Refused]:
+        """Remove nodes whose given rank has been another node's for longer than the patience, and return why."""
+        refused: list[Refused] = []
+        first: dict[int, Node] = {}
+        for node in [*survivors, *self._nodes.values()] if self._rules.places_are_given else ():
+            other = first.setdefault(node.wish, node)
+            if other.id == node.id:
+                self._rivals.pop(node.id, None)
+            elif now_ns - self._rivals.setdefault(node.id, now_ns) > patience_ns:
+                hosts = node.host if node.host == other.host else f"{other.host} and {node.host}"
+                reason = f"two nodes have --node-rank {node.wish}, on {hosts}"
+                del self._rivals[node.id], self._nodes[node.id]
+                refused.append(Refused(node.id, reason))
+        return refused
+
+
+def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes by group rank. `last`: the last round's, by theirs; `nodes`: in the order of their arrival."""
+    had = {node.id: place for place, node in enumerate(last)}
+    size = len(nodes)
+    places: dict[int, Node] = {}
+
+    def take(place: int, node: Node) -> bool:
+        if 0 <= place < size and place not in places:
+            places[place] = node
+            return True
+        return False
+
+    wishing = sorted(
+        (node for node in nodes if node.wish >= 0), key=lambda node: had.get(node.id) != node.wish
+    )
+    left = [node for node in nodes if node.wish < 0]
+    left += [node for node in wishing if not take(node.wish, node)]
+    left = [node for node in left if not take(had.get(node.id, -1), node)]
+    displaced = sorted((node for node in left if node.id in had), key=lambda node: had[node.id])
+    newcomers = sorted(
+        (node for node in left if node.id not in had), key=lambda node: (host_order(node.host), node.host_id)
+    )
+    holes = (place for place in range(size) if place not in places)
+    places |= dict(zip(holes, [*displaced, *newcomers]))
+    return tuple(places[place] for place in range(size))
+
+
+def host_order(host: str) -> list[tuple[int, str]]:
+    """Return the sorting key by which node2 comes before node10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", host) if part]

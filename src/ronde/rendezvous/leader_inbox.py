@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ronde.errors import ProtocolError
-from ronde.rendezvous.codec import decode
 from ronde.rendezvous.effects import (
     Changes,
     Delete,
@@ -26,10 +25,9 @@ from ronde.rendezvous.effects import (
     Probed,
     Values,
 )
+from ronde.rendezvous.failure_detectors import LeaderLoss
 from ronde.rendezvous.leader import Leader
-from ronde.rendezvous.leader_detector import LeaderLoss
-from ronde.rendezvous.membership import Node
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.membership import Node, Rules
 from ronde.rendezvous.state import (
     ALIVE,
     FailureReport,
@@ -40,6 +38,7 @@ from ronde.rendezvous.state import (
     Message,
     SuccessReport,
     alive_key,
+    decode,
     heartbeat_key,
     inbox_queue,
 )

@@ -29,7 +29,6 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ronde.rendezvous.group_ranks import node_names
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
@@ -44,8 +43,9 @@ from ronde.rendezvous.membership import (
     Round,
     RoundBegan,
     RoundEnded,
+    Rules,
+    node_names,
 )
-from ronde.rendezvous.rules import Rules
 from ronde.rendezvous.state import (
     Cause,
     FailureReport,
@@ -58,9 +58,12 @@ from ronde.rendezvous.state import (
     RosterKey,
     SuccessReport,
 )
-from ronde.rendezvous.wait_messages import waits_for, waits_in_vain
 
-__all__ = ["Member"]
+__all__ = [
+    "Member",
+    "waiting_message",
+    "timeout_message",
+]
 
 # In addition to two times of silence: how long the others may take to come to the store to which this node has moved.
 STUCK_NS = 30 * 10**9
@@ -86,7 +89,7 @@ class Member:
 
     `messages` are for the leader, `events` for the agent; the caller takes both after each call.
     `wants_roster`: the member needs the roster that the state names. `wants_lease`: a round with this node has begun,
-    but its lease has run out (`lease`); the next `note_state` with a new lease tells the agent.
+    but its lease has run out (`liveness`); the next `note_state` with a new lease tells the agent.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -98,9 +101,9 @@ class Member:
         self._number = -1  # of the round that this node is or was in
         self._roster_key: RosterKey | None = None  # of that round, with its term
         self._nodes: tuple[Node, ...] = ()
-        self._said: tuple[int, int] | None = None  # term and `after` of the last Join
-        self._wish: Message | None = None  # another message that has had no effect yet
-        self._wish_term = -1
+        self._requested: tuple[int, int] | None = None  # term and `after` of the last `JoinRequest`
+        self._unanswered: Message | None = None  # another message that has had no effect yet
+        self._unanswered_term = -1
         self._ending: _Ending | None = None
         self._is_left_working = False  # the round or the store is gone, but workers may still be ending
         self._seq = 0
@@ -111,7 +114,7 @@ class Member:
         self._pending = -1  # after this round the node has asked for a place, in the store that is lost
         self._promised = -1  # the same, in stores before that
         self._floor = -1  # the latest round in which an earlier store may give this node a place
-        self._shown = ""  # the last notice about missing nodes
+        self._reported = ""  # the last notice about missing nodes
         self._is_surplus = False  # the job was full when this node came, which is no spare
         self.messages: list[Message] = []
         self.events: list[RendezvousEvent] = []
@@ -129,7 +132,7 @@ class Member:
         """When `tick` is due."""
         if self._phase == _MemberPhase.JOINING:
             return self._again_ns if self._is_spare() else min(self._due_ns, self._again_ns)
-        return self._again_ns if self._phase == _MemberPhase.WORKING and self._wish else None
+        return self._again_ns if self._phase == _MemberPhase.WORKING and self._unanswered else None
 
     @property
     def _is_new(self) -> bool:
@@ -144,7 +147,7 @@ class Member:
     @property
     def may_lead(self) -> bool:
         """Whether this node may become the leader: it takes part, and does not leave."""
-        return self._node is not None and not self.is_over and not isinstance(self._wish, LeaveNotice)
+        return self._node is not None and not self.is_over and not isinstance(self._unanswered, LeaveNotice)
 
     @property
     def is_working(self) -> bool:
@@ -169,8 +172,8 @@ class Member:
             return
         self._node, self._terms = node, JobTerms.of(self._rules, budget)
         self._phase = _MemberPhase.JOINING
-        self._said = None
-        self._wish = None
+        self._requested = None
+        self._unanswered = None
         self._is_left_working = False
         self._deadline_ns = now_ns + self._rules.patience_ns(self._is_new)
         self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
@@ -185,18 +188,22 @@ class Member:
                 message=failure.message[:MESSAGE_CHARACTERS],
                 details=failure.details[-DETAILS_CHARACTERS:],
             )
-            self._wish_for(FailureReport(self._next_seq(), self._node.id, self._number, short))
+            self._send_message(FailureReport(self._next_seq(), self._node.id, self._number, short))
 
     def succeed(self) -> int:
         """Report that all workers have succeeded. Returns the number of the round."""
-        if self._phase == _MemberPhase.WORKING and self._node and not isinstance(self._wish, SuccessReport):
-            self._wish_for(SuccessReport(self._next_seq(), self._node.id, self._number))
+        if (
+            self._phase == _MemberPhase.WORKING
+            and self._node
+            and not isinstance(self._unanswered, SuccessReport)
+        ):
+            self._send_message(SuccessReport(self._next_seq(), self._node.id, self._number))
         return self._number
 
     def leave(self, reason: str, ends_within_ns: int) -> None:
         """Announce that this node leaves. Its workers end within that time."""
         if self._node and self._phase != _MemberPhase.OVER:
-            self._wish_for(
+            self._send_message(
                 LeaveNotice(self._next_seq(), self._node.id, self._node.host, reason, ends_within_ns)
             )
 
@@ -233,8 +240,8 @@ class Member:
             self.messages.append(
                 LeaveNotice(self._next_seq(), self._node.id, self._node.host, "has waited long enough")
             )
-            self._tell_last(
-                RendezvousBroken(waits_in_vain(self._rules, self._state, self._has_moved, self._is_new))
+            self._notify_last(
+                RendezvousBroken(timeout_message(self._rules, self._state, self._has_moved, self._is_new))
             )
             return
         self._again_ns = now_ns + self._rules.silence_ns
@@ -242,9 +249,9 @@ class Member:
 
     def repeat_messages(self) -> None:
         """Repeat what has had no effect, because the leader may not have got it."""
-        if self._said:
-            self._said = -1, self._said[1]
-        self._wish_term = -1
+        if self._requested:
+            self._requested = -1, self._requested[1]
+        self._unanswered_term = -1
         self._consider()
 
     @property
@@ -255,19 +262,25 @@ class Member:
         """End this node's part, because the store is lost for good."""
         if self._phase != _MemberPhase.OVER:
             may_work = self.is_working
-            self._tell_last(RendezvousBroken(reason))
+            self._notify_last(RendezvousBroken(reason))
             self._is_left_working = may_work
 
     def cut_off(self, reason: str) -> None:
         """Tell the agent that the others may have gone on, if it may have workers."""
         if self.is_working:
             self._is_left_working = False
-            self._tell(Ejected(reason), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
+            self._notify(Ejected(reason), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
 
     def lose_store(self, broke_now: bool) -> None:
         """Note that the store is lost; unless it broke for all nodes, the leader may still act on earlier messages."""
         state = self._state
-        if self._phase == _MemberPhase.JOINING and self._said and state and state.roster and not broke_now:
+        if (
+            self._phase == _MemberPhase.JOINING
+            and self._requested
+            and state
+            and state.roster
+            and not broke_now
+        ):
             self._pending = state.roster.number
 
     def enter_store(self, now_ns: int, elsewhere: bool) -> None:
@@ -277,13 +290,13 @@ class Member:
             self._has_moved = True
             self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
             self._promised = max(self._promised, self._pending)
-            if self._said:
-                self._floor = max(self._floor, self._said[1] + 1)
+            if self._requested:
+                self._floor = max(self._floor, self._requested[1] + 1)
         self._pending = -1
 
     def forget_job(self, reason: str) -> None:
         """Drop all that belongs to the job that this node has seen so far: this is another one."""
-        self._state, self._said = None, None
+        self._state, self._requested = None, None
         self._number, self._floor, self._roster_key = -1, -1, None
         self._promised = -1
         self._ending = None
@@ -310,20 +323,20 @@ class Member:
                 self._consider_working(state)
             case _MemberPhase.IDLE:
                 self._consider_ended_round(state)
-        if not self.is_over and self._wish and self._wish_term != state.term:
-            self._wish_term = state.term
-            self._wish = replace(self._wish, seq=self._next_seq())
-            self.messages.append(self._wish)
+        if not self.is_over and self._unanswered and self._unanswered_term != state.term:
+            self._unanswered_term = state.term
+            self._unanswered = replace(self._unanswered, seq=self._next_seq())
+            self.messages.append(self._unanswered)
 
     def _consider_end(self, state: JobState) -> bool:
         if state.phase == JobPhase.CLOSED:
-            self._tell_last(JobClosed(state.reason, state.failure))
+            self._notify_last(JobClosed(state.reason, state.failure))
         elif state.phase == JobPhase.COMPLETED:
             if self._roster_key == state.roster and self._phase == _MemberPhase.WORKING:
-                self._tell_last(AllSucceeded(state.number))
+                self._notify_last(AllSucceeded(state.number))
             else:
                 was_full = self._is_surplus and self._is_full(state)
-                self._tell_last(JobClosed("the job has completed", completed=True, was_full=was_full))
+                self._notify_last(JobClosed("the job has completed", completed=True, was_full=was_full))
         return self.is_over
 
     def _consider_joining(self, state: JobState, roster: Sequence[Node] | None) -> None:
@@ -335,13 +348,13 @@ class Member:
         if difference := self._terms.difference(state.terms):
             refusal = f"this node has {difference}: start all nodes of the job alike"
         if refusal:
-            self._tell_last(RendezvousBroken(f"{self._node.host} cannot take part: {refusal}"))
+            self._notify_last(RendezvousBroken(f"{self._node.host} cannot take part: {refusal}"))
             return
         if state.phase == JobPhase.FORMING:
-            self._say_join(state, state.number - 1)
-            self._show(state)
+            self._request_place(state, state.number - 1)
+            self._report_missing(state)
             return
-        if self._said is not None and self._said[1] < state.number:
+        if self._requested is not None and self._requested[1] < state.number:
             if roster is None:
                 self.wants_roster = True
                 return
@@ -350,19 +363,19 @@ class Member:
                 self.wants_lease = not self.has_lease
                 if self.wants_lease:
                     return
-                self._begin(state, tuple(roster), ids.index(self._node.id))
+                self._begin_round(state, tuple(roster), ids.index(self._node.id))
                 return
         self._is_surplus = self._is_new and self._is_full(state) and not self._is_spare()
-        self._say_join(state, state.number)
+        self._request_place(state, state.number)
 
     def _is_full(self, state: JobState) -> bool:
         """Return whether all places are taken; that of a node that died after its success is not."""
         return state.alive >= self._rules.max_nodes
 
-    def _begin(self, state: JobState, roster: tuple[Node, ...], group_rank: int) -> None:
+    def _begin_round(self, state: JobState, roster: tuple[Node, ...], group_rank: int) -> None:
         self._number, self._roster_key, self._nodes = state.number, state.roster, roster
         began = Round(state.number, roster, group_rank, state.restarts, state.changes, state.job)
-        self._tell(RoundBegan(began), _MemberPhase.WORKING)
+        self._notify(RoundBegan(began), _MemberPhase.WORKING)
 
     def _consider_working(self, state: JobState) -> None:
         assert self._node is not None
@@ -370,14 +383,14 @@ class Member:
             state.phase == JobPhase.RUNNING and state.roster == self._roster_key
         ):
             return
-        if isinstance(self._wish, LeaveNotice):
+        if isinstance(self._unanswered, LeaveNotice):
             return  # the others wait for the workers of this node
         cause = state.cause
         if state.phase == JobPhase.FORMING and state.number == self._number + 1 and cause is not None:
             why = self._why_lost(cause)
             if not why:
                 self._is_left_working = True
-                self._tell(RoundEnded(self._number, cause), _MemberPhase.IDLE)
+                self._notify(RoundEnded(self._number, cause), _MemberPhase.IDLE)
                 return
         else:
             why = "this node was not heard of in time"
@@ -386,7 +399,7 @@ class Member:
 
     def _consider_ended_round(self, state: JobState) -> None:
         """Consider the state after the end of this node's last round, while its workers may still be ending."""
-        if self._consider_end(state) or isinstance(self._wish, LeaveNotice) or self._node is None:
+        if self._consider_end(state) or isinstance(self._unanswered, LeaveNotice) or self._node is None:
             return
         if state.phase == JobPhase.RUNNING and state.roster != self._roster_key:
             (name,) = node_names([self._node], self._nodes)
@@ -400,42 +413,79 @@ class Member:
 
     # Messages and events
 
-    def _say_join(self, state: JobState, after: int) -> None:
+    def _request_place(self, state: JobState, after: int) -> None:
         assert self._node is not None
         after = max(after, self._number, self._floor)  # a store that lost its memory may show an older round
-        if self._said != (state.term, after):
-            self._said = state.term, after
+        if self._requested != (state.term, after):
+            self._requested = state.term, after
             self.messages.append(JoinRequest(self._next_seq(), self._node, after, self._promised))
 
-    def _wish_for(self, wish: Message) -> None:
-        self._wish = wish
+    def _send_message(self, message: Message) -> None:
+        self._unanswered = message
         if self._state:
-            self._wish_term = self._state.term
-            self.messages.append(wish)
+            self._unanswered_term = self._state.term
+            self.messages.append(message)
 
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
 
-    def _tell(self, event: RendezvousEvent, phase: _MemberPhase) -> None:
+    def _notify(self, event: RendezvousEvent, phase: _MemberPhase) -> None:
         self._phase = phase
-        if not isinstance(self._wish, LeaveNotice):
-            self._wish = None
-        self._shown = ""
+        if not isinstance(self._unanswered, LeaveNotice):
+            self._unanswered = None
+        self._reported = ""
         self.events.append(event)
 
-    def _tell_last(self, event: RendezvousEvent) -> None:
+    def _notify_last(self, event: RendezvousEvent) -> None:
         self._ending = None
         self._is_left_working = False  # where the job has ended, no workers follow those of this node
-        self._tell(event, _MemberPhase.OVER)
+        self._notify(event, _MemberPhase.OVER)
 
     def _is_spare(self) -> bool:
         if self._has_moved:
             return False
         return self._state is not None and self._node is not None and self._node.id in self._state.spares
 
-    def _show(self, state: JobState) -> None:
-        text = waits_for(self._rules, state)
-        if text and text != self._shown:
-            self._shown = text
+    def _report_missing(self, state: JobState) -> None:
+        text = waiting_message(self._rules, state)
+        if text and text != self._reported:
+            self._reported = text
             self.events.append(Notice(text))
+
+
+def waiting_message(rules: Rules, state: JobState) -> str:
+    """Return a message about the nodes that this node waits for, or "" if it needs no particular ones."""
+    if 0 < state.joined < rules.min_nodes:
+        return f"{_of_nodes(state.joined, rules.min_nodes)}; waiting for the others"
+    return f"{_missing(state.missing)}; waiting for that" if state.missing else ""
+
+
+def timeout_message(rules: Rules, state: JobState | None, has_moved: bool, is_new: bool = False) -> str:
+    """Return why no round has begun.
+
+    `has_moved`: this node has left the store, and the others perhaps have not. `is_new`: it has been in no round.
+    """
+    waited = f"waited {rules.patience_ns(is_new) / 1e9:g} s"
+    if state is None:
+        return f"{waited} for any sign of the job"
+    if state.missing or has_moved:
+        return f"no round has begun: {_missing(state.missing)}"
+    if state.phase == JobPhase.RUNNING:
+        return f"{waited} for a place in the job, which is full with {rules.max_nodes} nodes"
+    joined = max(state.joined, 1)
+    is_start = is_new and rules.first_join_timeout_ns
+    longer = f"or wait longer ({'--start-timeout' if is_start else '--rdzv-conf join_timeout=SECONDS'})"
+    if rules.min_slots and joined >= rules.min_nodes:
+        have = "the node here has" if joined == 1 else f"the {joined} nodes here have"
+        return f"{waited} for {rules.min_slots} slots, and {have} fewer; add others, {longer}"
+    return f"{waited} for all nodes: {_of_nodes(joined, rules.min_nodes)}; start the others, {longer}"
+
+
+def _of_nodes(joined: int, needed: int) -> str:
+    return f"{joined} of {needed} nodes {'is' if joined == 1 else 'are'} here"
+
+
+def _missing(count: int) -> str:
+    nodes = "one more node" if count == 1 else f"{count or 'some'} more nodes"
+    return f"{nodes} of the last round must be here, or others that cannot be reached might go on as well"

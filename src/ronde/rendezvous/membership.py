@@ -1,4 +1,4 @@
-"""The vocabulary of the rendezvous: nodes, rounds, and the events that an agent receives. Pure.
+"""The vocabulary of the rendezvous: nodes, rounds, their parameters, and the events that an agent receives. Pure.
 
 A *node* is one agent with its workers. A *round* is a period of fixed membership: its nodes start their workers
 together, and it ends for all of them when a node is lost, a worker fails, or another node can join. Rounds are numbered
@@ -7,6 +7,8 @@ from 0.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -24,8 +26,12 @@ __all__ = [
     "Round",
     "RoundBegan",
     "RoundEnded",
+    "Rules",
     "WorkerFailed",
+    "node_names",
 ]
+
+SECOND = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,58 @@ class Budget:
 
     restarts: int = 0
     changes: int = -1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The parameters by which a node takes part.
+
+    Attributes:
+        min_nodes: The least number of nodes of a round (1).
+        max_nodes: The greatest number of nodes of a round (1).
+        spares: How many nodes may wait for a place without limit (0).
+        join_timeout_ns: How long other nodes wait for a place, in nanoseconds (600 s).
+        first_join_timeout_ns: The same before their first round (0: `join_timeout_ns`).
+        last_call_ns: How long a round with the minimum of nodes waits for more, in nanoseconds (30 s).
+        heartbeat_ns: The interval between heartbeats, in nanoseconds (5 s).
+        missing_heartbeats: After how many missing heartbeats a node is lost (3).
+        places_are_given: Every node wishes for its group rank, and of two with the same wish one is refused (false).
+        min_slots: The least number of slots that the nodes of a round have together (0).
+        rehost: Nodes that lose the store may meet at the store of another node (false).
+        gives_way: When no restart is left, a failed worker takes its node out of the job and does not end the job
+            (false).
+        longest_end_ns: How long the workers of a node may take to end, in nanoseconds (0).
+    """
+
+    min_nodes: int = 1
+    max_nodes: int = 1
+    spares: int = 0
+    join_timeout_ns: int = 600 * SECOND
+    first_join_timeout_ns: int = 0
+    last_call_ns: int = 30 * SECOND
+    heartbeat_ns: int = 5 * SECOND
+    missing_heartbeats: int = 3
+    places_are_given: bool = False
+    min_slots: int = 0
+    rehost: bool = False
+    gives_way: bool = False
+    longest_end_ns: int = 0
+
+    def patience_ns(self, is_first: bool) -> int:
+        """Return how long a node waits for a round, in nanoseconds.
+
+        Args:
+            is_first: Whether it has been in no round.
+
+        Raises:
+            Nothing.
+        """
+        return self.first_join_timeout_ns if is_first and self.first_join_timeout_ns else self.join_timeout_ns
+
+    @property
+    def silence_ns(self) -> int:
+        """After how much silence a node, or the store, counts as lost, in nanoseconds."""
+        return self.missing_heartbeats * self.heartbeat_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +175,26 @@ class Round:
     restarts: int = 0
     changes: int = 0
     job: str = ""
+
+
+def node_names(some: Iterable[Node], nodes: Sequence[Node]) -> list[str]:
+    """Return the names of some nodes of a round, for messages: their hosts, with numbers for agents of one host.
+
+    Args:
+        some: The nodes to name.
+        nodes: Those of the round, in the order of their group ranks.
+
+    Raises:
+        Nothing.
+    """
+    numbers = {node.id: number for number, node in enumerate(nodes)}
+    counts = Counter(node.host for node in nodes)
+    return [
+        f"{node.host} (node {numbers[node.id]})"
+        if counts[node.host] > 1 and node.id in numbers
+        else node.host
+        for node in some
+    ]
 
 
 # Causes of a round's end

@@ -6,13 +6,13 @@ round costs a few messages per node, however many nodes there are.
 
 Rules
 
-1. Nodes change the state by compare-and-set only (`state_replica`). A node that wrongly believes to lead learns so from
+1. Nodes change the state by compare-and-set only (`state`). A node that wrongly believes to lead learns so from
    the value that comes back, and stops.
 2. The leader processes no event while a write is under way: it builds on nothing that others cannot see.
-3. When the leader is lost (`leader_detector`), the first node to write a state with the next term replaces it. Each
+3. When the leader is lost (`failure_detectors`), the first node to write a state with the next term replaces it. Each
    term has a separate inbox, and members repeat the requests that have had no effect.
 4. No clock value travels. Each node judges silence by its own clock, and only after one more reading.
-5. A store may lose its data, or another store may take its place (`store_identity`). Then a node that knows more than
+5. A store may lose its data, or another store may take its place (`state`). Then a node that knows more than
    the store claims to lead with its own state. So the most recent state wins, and the job goes on.
 6. A store may also come back without the held keys only. A node that notices this (`liveness`) ignores held keys and
    starts over from the state in the store; a leader does so in a new term.
@@ -31,7 +31,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ronde.errors import ProtocolError
-from ronde.rendezvous.codec import decode_state, encode
 from ronde.rendezvous.effects import (
     Changes,
     Compared,
@@ -49,16 +48,23 @@ from ronde.rendezvous.effects import (
     Values,
     Watch,
 )
-from ronde.rendezvous.leader_detector import LeaderDetector, LeaderLoss
+from ronde.rendezvous.failure_detectors import LeaderDetector, LeaderLoss, StoreSilence
 from ronde.rendezvous.leader_inbox import LeaderInbox
 from ronde.rendezvous.liveness import Liveness
 from ronde.rendezvous.member import Member
-from ronde.rendezvous.membership import Budget, Failure, Node
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import ALIVE, STATE, JobState, alive_key, inbox_queue
-from ronde.rendezvous.state_replica import StateReplica
-from ronde.rendezvous.store_identity import Finding, StoreIdentity
-from ronde.rendezvous.store_silence import StoreSilence
+from ronde.rendezvous.membership import Budget, Failure, Node, Rules
+from ronde.rendezvous.state import (
+    ALIVE,
+    STATE,
+    Finding,
+    JobState,
+    StateReplica,
+    StoreIdentity,
+    alive_key,
+    decode_state,
+    encode,
+    inbox_queue,
+)
 
 __all__ = ["Participant"]
 

@@ -21,10 +21,11 @@ __all__ = ["PROBE_NS", "MAX_PROBES", "ProbeResult", "ProbeListener", "find_ended
 
 PROBE_NS = 10**9
 MAX_PROBES = 64  # at once
-PROBES = 128  # the backlog of a listener that accepts none
+BACKLOG = 128  # the backlog of a listener that accepts none
 FIRST_PAUSE_S = 0.01
 NAMES_NS = PROBE_NS // 2  # the share of a probe for name resolution
-NO_WAY = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # for example a machine without IPv6
+# For example on a machine without IPv6.
+UNREACHABLE = (errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class ProbeResult(Enum):
@@ -47,7 +48,7 @@ class ProbeListener:
         """Listen at any free port of this address; a second call does nothing."""
         if self._socket is None:
             with suppress(UsageError, OSError):  # then the others wait for the end of this node's lease
-                self._socket, address = listen(Address(host=host), backlog=PROBES)
+                self._socket, address = listen(Address(host=host), backlog=BACKLOG)
                 self.address = str(address)
         if self._is_closed:  # meanwhile, by another thread
             self.close()
@@ -104,7 +105,7 @@ def probe_all(addresses: Sequence[Address]) -> list[ProbeResult]:
                 if error == errno.EINPROGRESS:
                     waiting[sock.fileno()] = index, sock
                     poll.register(sock, select.POLLOUT)
-                elif error not in NO_WAY:
+                elif error not in UNREACHABLE:
                     answers[index].append(_result_of(error))
         while waiting and (left_ns := deadline_ns - time.monotonic_ns()) > 0:
             for fd, _ in poll.poll(left_ns / 1e6):

@@ -15,8 +15,8 @@ another node, and each side must decide alone that the other side does not go on
 4. A node that has asked for a place in a round, and lost the store without a sign, does not know whether it got one. It
    takes part elsewhere, but does not count.
 5. No node returns to a store that it has left. If too few nodes come to the new one, it gives up.
-6. Once more than half have moved, the nodes meet there. While a round goes on there, the nodes elsewhere are called. A
-   called node forgets its state.
+6. Once more than half have moved, the nodes meet there. While a round goes on there, the nodes elsewhere are redirected
+   to it. A redirected node forgets its state.
 7. Where none of the last round's nodes is present, a round begins when the machines of all report that they have ended:
    none is left that could go on elsewhere, so newcomers may take over.
 """
@@ -26,8 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from ronde.rendezvous.membership import Node
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.membership import Node, Rules
 
 __all__ = ["Quorum", "count_missing"]
 

@@ -1,4 +1,4 @@
-"""The data that the nodes of a job share in the store: the state, rosters, messages and heartbeats. Pure.
+"""The state of a job: what its nodes share in the store, how it is encoded, and what each node knows of it. Pure.
 
 Keys, all under the job's prefix
 
@@ -8,15 +8,32 @@ Keys, all under the job's prefix
     alive/ID            held by node ID while it lives
     sentinel/ID         held by node ID, and set by it to another value: see `rendezvous/liveness`
     heartbeat/ID        the `Heartbeat` of node ID, written every heartbeat; stays until a round begins without the node
+
+A value is `ronde 3 ["JoinRequest", ...]`: the number of the encoding, because nodes of one job run one version, and
+what `typed_json` writes.
+
+1. Nodes change the state by compare-and-set only, and no two states are equal: a node that builds on an outdated state
+   learns so from the value that comes back. It has one write under way at a time (`StateReplica`).
+2. A node that comes to a store, or comes back, first reads the state there (`StoreIdentity`). If it is the known state
+   or a newer one, it counts. The store may also have lost its data, or be another one in its place: then the node that
+   knows most writes its state. A node that knows of no round waits a moment for a node that does; so does a node that
+   was frozen just now, because the others may have gone on and may arrive a moment later. Until the matter is settled,
+   the node takes part in nothing here.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
+from functools import lru_cache
+from typing import TypeVar
 
-from ronde.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, WorkerFailed
-from ronde.rendezvous.rules import Rules
+from ronde.errors import ProtocolError, VersionError
+from ronde.rendezvous.effects import Compare, Effect, FindChanges, Set, Values
+from ronde.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, Rules, WorkerFailed
+from ronde.typed_json import TypedJson
 
 __all__ = [
     "ALIVE",
@@ -37,12 +54,24 @@ __all__ = [
     "alive_key",
     "heartbeat_key",
     "inbox_queue",
+    "VERSION",
+    "decode",
+    "decode_roster",
+    "decode_state",
+    "encode",
+    "encode_roster",
+    "StateReplica",
+    "Finding",
+    "StoreIdentity",
 ]
 
 STATE = "state"
 ALIVE = b"alive"  # the value of a held key; only its presence matters
 PART_NODES = 2000  # of a roster, in one key: a store's value has at most 1 MiB
-SECOND = 10**9
+PART_LIMIT_BYTES = 8 << 20  # when unpacked
+VERSION = 3  # of the encoding
+
+Word = TypeVar("Word")
 
 Cause = WorkerFailed | NodesLost | NodesWaiting
 
@@ -265,3 +294,212 @@ class Heartbeat:
     count: int
     succeeded: int
     awaits_exit: bool = False
+
+
+# The encoding
+
+_WORDS: TypedJson[JobState | Heartbeat | Message] = TypedJson(
+    JobState | Heartbeat | Message, "message of a rendezvous"
+)
+_NODES: TypedJson[tuple[Node, ...]] = TypedJson(tuple[Node, ...], "roster of a rendezvous")
+
+
+def encode(word: JobState | Heartbeat | Message) -> bytes:
+    """Return the value to write."""
+    return _with_version(_WORDS.encode(word))
+
+
+def decode(data: bytes, *kinds: type[Word]) -> Word:
+    """Return what the value says, which is of one of these kinds. Raises ProtocolError or VersionError."""
+    word = _WORDS.decode(_without_version(data))
+    if not isinstance(word, kinds):
+        wanted = ", ".join(kind.__name__ for kind in kinds)
+        raise ProtocolError(f"a {type(word).__name__} of a rendezvous where {wanted} is expected")
+    return word
+
+
+@lru_cache(maxsize=16)
+def decode_state(data: bytes) -> JobState:
+    """Return the state. Raises ProtocolError or VersionError."""
+    return decode(data, JobState)
+
+
+def encode_roster(nodes: Sequence[Node]) -> list[bytes]:
+    """Return the parts in which the nodes are written, packed: hosts are much alike."""
+    parts = range(0, max(len(nodes), 1), PART_NODES)
+    return [_pack(tuple(nodes[first : first + PART_NODES])) for first in parts]
+
+
+@lru_cache(maxsize=4)
+def decode_roster(parts: tuple[bytes, ...]) -> tuple[Node, ...]:
+    """Return the nodes, by group rank. Raises ProtocolError or VersionError."""
+    nodes: list[Node] = []
+    for part in parts:
+        try:
+            unpacked = zlib.decompressobj().decompress(part, PART_LIMIT_BYTES)
+        except zlib.error:
+            raise ProtocolError(f"this is no roster of a rendezvous: {part[:60]!r}") from None
+        nodes += _NODES.decode(_without_version(unpacked))
+    return tuple(nodes)
+
+
+def _pack(nodes: tuple[Node, ...]) -> bytes:
+    return zlib.compress(_with_version(_NODES.encode(nodes)), 1)
+
+
+def _with_version(text: bytes) -> bytes:
+    return b"ronde %d " % VERSION + text
+
+
+def _without_version(data: bytes) -> bytes:
+    name, _, rest = data.partition(b" ")
+    version, _, text = rest.partition(b" ")
+    if name != b"ronde" or not version.isdigit():
+        raise ProtocolError(f"this is not of a rendezvous: {data[:60]!r}")
+    if version != b"%d" % VERSION:
+        raise VersionError(
+            f"another node speaks version {version[:20].decode()} of the rendezvous, this one speaks {VERSION}"
+        )
+    return text
+
+
+# What a node knows of the state
+
+
+class StateReplica:
+    """The copy. `state`: as last read, from `raw`; `roster`: as last read, by group rank; `writing`: under way.
+
+    `replaced`: the state that the last write replaces.
+    """
+
+    def __init__(self) -> None:
+        self.state: JobState | None = None
+        self.raw = b""
+        self.roster: tuple[Node, ...] = ()
+        self.writing: bytes | None = None
+        self.replaced: JobState | None = None
+        self._roster_key: RosterKey | None = None  # of `roster`
+        self._draft: tuple[RosterKey, tuple[Node, ...]] | None = None  # a roster under way
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a job that goes on."""
+        return self.state is not None and self.state.is_open
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the copy includes the roster that the state names, if it names one."""
+        return self.state is not None and self.state.roster == self._roster_key
+
+    # Reading
+
+    def forget_state(self) -> None:
+        """Forget the state, so that the next one read counts whatever its version."""
+        self.state, self.raw = None, b""
+
+    def read_state(self, raw: bytes) -> bool:
+        """Take over this state; return whether it is a new one. Raises ProtocolError or VersionError."""
+        state = decode_state(raw)
+        if self.state and state.version <= self.state.version:
+            return False  # an older state that arrived late
+        self.state, self.raw = state, raw
+        if self._draft and self._draft[0] == state.roster:
+            self._roster_key, self.roster = self._draft
+        return True
+
+    def request_roster(self) -> list[Effect]:
+        """Return the effect that reads the roster which the state names, if it names one."""
+        return (
+            [FindChanges(dict.fromkeys(self.state.roster.keys))] if self.state and self.state.roster else []
+        )
+
+    def read_roster(self, found: Values) -> bool:
+        """Take over the roster if `found` is all of it; return whether it is. Raises ProtocolError or VersionError."""
+        state = self.state
+        parts = [found.get(key) for key in state.roster.keys] if state and state.roster else [None]
+        if state is None or None in parts:
+            return False  # the roster of another state
+        self.roster, self._roster_key = decode_roster(tuple(part for part in parts if part)), state.roster
+        return True
+
+    # Writing
+
+    def write_state(self, state: JobState, roster: tuple[Node, ...] | None = None) -> list[Effect]:
+        """Return the effects that replace the known state by this one, after writing its roster if one is given."""
+        effects: list[Effect] = []
+        if state.roster and roster is not None:
+            self._draft = state.roster, roster  # it counts once the state names it
+            effects.append(Set(dict(zip(state.roster.keys, encode_roster(roster)))))
+        self.writing, self.replaced = encode(state), self.state
+        return [*effects, Compare(self.raw, self.writing)]
+
+
+class Finding(Enum):
+    """Which state counts."""
+
+    THEIRS = auto()  # the one found in the store
+    OURS = auto()  # the one that this node knows, which it must write here
+    NONE = auto()  # there is no job yet
+    UNCLEAR = auto()  # perhaps one that another node knows, and will write
+
+
+class StoreIdentity:
+    """Judges a store by its state. `is_unclear`: not judged yet; `is_elsewhere`: it is not the store that was known."""
+
+    def __init__(self, replica: StateReplica) -> None:
+        self.is_unclear = False
+        self.is_elsewhere = False
+        self._replica = replica
+        self._may_wait_for_others = False  # once: for nodes that know more
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the others may look for this node at another store."""
+        return self.is_unclear or self.is_elsewhere
+
+    def reset(self) -> None:
+        """Judge the store again."""
+        self._may_wait_for_others = self.is_unclear = True
+
+    def judge_state(self, raw: bytes, theirs: JobState | None, is_behind: bool = False) -> Finding:
+        """Judge the state that was found.
+
+        `raw`: its text, b"" if there is none; `theirs`: its meaning. `is_behind`: the state that this node knows may be
+        an old one.
+        """
+        replica, mine = self._replica, self._replica.state
+        may_wait, self._may_wait_for_others = self._may_wait_for_others, False
+        if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine, self.is_elsewhere)):
+            self.is_unclear = False
+            return Finding.THEIRS
+        self.is_unclear = True  # until a state is written, by this node or one that knows more
+        is_enough = mine is not None and mine.roster is not None and not is_behind
+        if mine and replica.is_whole and (is_enough or not may_wait):
+            return Finding.OURS
+        if mine or may_wait:
+            return Finding.UNCLEAR
+        self.is_unclear = False
+        return Finding.NONE
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the nodes meet here, and cannot do so elsewhere."""
+        state = self._replica.state
+        return state is not None and not self.is_unclear and not state.has_moved
+
+    @property
+    def is_redirecting(self) -> bool:
+        """Whether to redirect nodes here: a round goes on, or may begin as soon as they arrive."""
+        state = self._replica.state
+        if state is None or not self.is_settled:
+            return False
+        return state.phase == JobPhase.RUNNING or (state.phase == JobPhase.FORMING and not state.missing)
+
+    @property
+    def present_nodes(self) -> list[str] | None:
+        """The nodes of the running round, which surely are here; [] without one, None if the identity is unclear."""
+        state = self._replica.state
+        if state is None or not self.is_settled:
+            return None
+        is_known = state.phase == JobPhase.RUNNING and self._replica.is_whole
+        return [node.id for node in self._replica.roster] if is_known else []

@@ -8,25 +8,35 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, is_loopback, is_ours, parse_address, parse_tcp, resolve
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import Node
-from ronde.rendezvous.over_store import FoundStore, OverStore
 from ronde.rendezvous.probes import MAX_PROBES, PROBE_NS, ProbeListener, ProbeResult, probe, probe_all
 from ronde.rendezvous.quorum import count_missing
-from ronde.rendezvous.store_session import MOVED
-from ronde.stores.base import Store
+from ronde.rendezvous.rendezvous import RendezvousConfig
+from ronde.rendezvous.store_session import MOVED_KEY
+from ronde.stores.etcd import EtcdStore
+from ronde.stores.file import FileStore
 from ronde.stores.prefix import PrefixStore
+from ronde.stores.server import StoreServer
+from ronde.stores.store import Store
+from ronde.stores.tcp import PATIENCE_NS, StoreClient
 
-if TYPE_CHECKING:
-    from ronde.stores.server import StoreServer
-    from ronde.stores.tcp import StoreClient
-
-__all__ = ["DEFAULT_PORT", "endpoint_of", "make_etcd", "make_file", "make_static", "make_tcp"]
+__all__ = [
+    "DEFAULT_PORT",
+    "FixedStoreAccess",
+    "FoundStore",
+    "StoreAccess",
+    "TcpStoreAccess",
+    "endpoint_of",
+    "etcd_endpoint",
+    "may_rehost",
+    "open_etcd_store",
+    "open_file_store",
+]
 
 DEFAULT_PORT = 29400
 LINGER_NS = 2 * 10**9
@@ -36,12 +46,55 @@ SEARCH_NS = 60 * SECOND  # and when they are: how long all connections between t
 # How long a store may be silent before the search elsewhere; by then the connection has broken at both ends.
 SILENT_NS = 6 * SECOND
 ENTER_NS = 6 * SECOND  # for connecting to another node's store, where thousands of nodes may arrive at once
-NOT_OURS = (TimeoutError, PeerLostError, ProtocolError)  # from an open port that another job may have now
-PROBE_AGAIN_S, AT_LEAST_EVERY_S = 0.02, 0.5  # first and longest pause between probes, of all nodes of the job
-# First and longest pause between probes of the old endpoint; one node of the job does so, and newcomers wait for it.
-PROBE_ENDPOINT_S, SELDOM_S = 0.2, 0.5
+# From an open port that another job may have now.
+FOREIGN_STORE_ERRORS = (TimeoutError, PeerLostError, ProtocolError)
+FIRST_PROBE_PAUSE_S, LONGEST_PROBE_PAUSE_S = 0.02, 0.5  # all nodes of the job probe the lost store
+# One node of the job probes the old endpoint, and newcomers wait for it.
+FIRST_ENDPOINT_PAUSE_S, LONGEST_ENDPOINT_PAUSE_S = 0.2, 0.5
 FIRST_PATIENCE_NS = SECOND // 20
 LEAST_LEASE_NS, MOST_LEASE_NS = 2 * SECOND, 5 * SECOND  # etcd grants no shorter one
+
+
+class FoundStore(NamedTuple):
+    """The result of a search. `gone`: the ids of nodes that died with the last store; `is_elsewhere`: another store."""
+
+    store: Store
+    gone: Collection[str]
+    is_elsewhere: bool
+
+
+class StoreAccess(Protocol):
+    """How to reach the store of a backend."""
+
+    def open_store(self, timeout_ns: int) -> Store:
+        """Return a client. Raises TimeoutError if there is no store yet, other errors if there never will be."""
+
+    def describe_node(self, node: Node) -> Node:
+        """Return the node's description with `meeting`: where its agent listens, and may serve another store."""
+
+    def find_store(
+        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
+    ) -> FoundStore | None:
+        """Return a client of the lost store or of the one that replaces it; None if there is none, or `go_on` is false.
+
+        Called in a separate thread. `nodes`: of the last round. `were_there`: the ids of those that were at the store
+        until its end showed; None if it is only silent.
+        """
+
+    def redirect_nodes(self, is_here: bool) -> None:
+        """Redirect nodes at the old address to this store if the job surely goes on here (`is_here`), else stop it."""
+
+    def open_store_at(self, address: str) -> Store:
+        """Return a client of the store to which this node is redirected. Raises as `open_store`."""
+
+    def serves_store(self) -> bool:
+        """Return whether this node serves the store."""
+
+    def last_refusal(self) -> str:
+        """Return a description of the last connection that the store served here has refused, or ""."""
+
+    def close(self, others: Callable[[int], None]) -> None:
+        """Stop serving. `others(timeout_ns)` waits until the other nodes are gone."""
 
 
 class TcpStoreAccess:
@@ -55,10 +108,10 @@ class TcpStoreAccess:
     def __init__(self, address: Address, key: JobKey, serve: bool | None, config: RendezvousConfig) -> None:
         self._endpoint = self._address = address  # where the nodes first meet, and where the store is now
         self._key = key
-        self._prefix = _prefix(config)
+        self._prefix = _key_prefix(config)
         self._rehost = may_rehost(config)
-        # Before a node there begins another job.
-        self._call_within_s = min(SELDOM_S, config.last_call_ns / 3e9)
+        # Soon enough that no node there begins another job.
+        self._redirect_within_s = min(LONGEST_ENDPOINT_PAUSE_S, config.last_call_ns / 3e9)
         self._redirector: _Redirector | None = None
         self._is_closed = False
         self._may_serve = serve or (serve is None and is_this_machine(address.host))
@@ -66,7 +119,7 @@ class TcpStoreAccess:
         self._listener = ProbeListener()  # without a server
         if self._may_serve:
             try:
-                self._server = _serve_store(str(address), key)
+                self._server = StoreServer(str(address), key)
             except UsageError:
                 if serve:
                     raise
@@ -89,13 +142,11 @@ class TcpStoreAccess:
 
     def _try_to_serve(self, address: Address) -> None:
         with suppress(UsageError, OSError):  # then this node serves no store
-            self._server = _serve_store(str(address), self._key)
+            self._server = StoreServer(str(address), self._key)
         if self._is_closed and self._server:  # closed while the name server took its time
             self._server.close()
 
     def _client(self, address: str, timeout_ns: int) -> Store:
-        from ronde.stores.tcp import PATIENCE_NS, StoreClient
-
         patience_ns = 0 if self._rehost else PATIENCE_NS  # with `rehost`, `find_store` searches
         return PrefixStore(StoreClient(address, self._key, timeout_ns, patience_ns), self._prefix)
 
@@ -106,11 +157,11 @@ class TcpStoreAccess:
             return None
         now_ns = began_ns = time.monotonic_ns()
         patience_ns = FIRST_PATIENCE_NS  # the listener of a dying process stays open for a moment
-        pause_s = PROBE_AGAIN_S
+        pause_s = FIRST_PROBE_PAUSE_S
         while go_on() and now_ns - began_ns < (SEARCH_NS if nodes else RECONNECT_NS):
             result = probe(self._address)
             if result is ProbeResult.OPEN:
-                with suppress(*NOT_OURS):
+                with suppress(*FOREIGN_STORE_ERRORS):
                     return FoundStore(self.open_store(patience_ns), (), False)
                 patience_ns = min(2 * patience_ns, SILENT_NS)
             is_silent = time.monotonic_ns() - began_ns >= SILENT_NS
@@ -118,7 +169,7 @@ class TcpStoreAccess:
                 if found := self._find_other_store(nodes, None if is_silent else were_there, go_on):
                     return found  # else this store may come back: a `ronde store` that is started again
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, AT_LEAST_EVERY_S)
+            pause_s = min(2 * pause_s, LONGEST_PROBE_PAUSE_S)
             now_ns = time.monotonic_ns()
         return None
 
@@ -134,7 +185,7 @@ class TcpStoreAccess:
         asked = [node for node in sample if node.meeting]
         ours, *others = probe_all([self._address, *(parse_address(node.meeting) for node in asked)])
         if ours is ProbeResult.OPEN:  # the lost store is back
-            with suppress(*NOT_OURS):
+            with suppress(*FOREIGN_STORE_ERRORS):
                 return FoundStore(self.open_store(PROBE_NS), (), False)
         addresses = dict(zip([node.id for node in asked], others))
         shut = [node for node in asked if addresses[node.id] is ProbeResult.SHUT and were_there is not None]
@@ -151,7 +202,7 @@ class TcpStoreAccess:
         for node in open_ones:
             address = parse_address(node.meeting)
             if address != self._address and go_on():
-                with suppress(*NOT_OURS):
+                with suppress(*FOREIGN_STORE_ERRORS):
                     store = self._client(node.meeting, ENTER_NS)
                     self._address = address
                     return FoundStore(store, gone, True)
@@ -162,14 +213,14 @@ class TcpStoreAccess:
         self._address = parse_address(address)
         return store
 
-    def call_nodes(self, is_here: bool) -> None:
+    def redirect_nodes(self, is_here: bool) -> None:
         """The node that serves the store redirects nodes that only know the endpoint."""
         is_here = is_here and self._address != self._endpoint and self.serves_store()
         if self._redirector:
             self._redirector.is_on = is_here
         elif is_here and self._server:
             self._redirector = _Redirector(
-                self._endpoint, self._server.address, self._key, self._prefix, self._call_within_s
+                self._endpoint, self._server.address, self._key, self._prefix, self._redirect_within_s
             )
 
     def last_refusal(self) -> str:
@@ -195,14 +246,8 @@ def _sample(nodes: Sequence[Node]) -> list[Node]:
     return [nodes[place * len(nodes) // count] for place in range(count)]
 
 
-def _serve_store(address: str, key: JobKey) -> StoreServer:
-    from ronde.stores.server import StoreServer  # here, because most nodes do not serve
-
-    return StoreServer(address, key)
-
-
 class _Redirector:
-    """Holds the address `new` as the key `MOVED` in any store served at `old` again, within `within_s`."""
+    """Holds the address `new` as the key `MOVED_KEY` in any store served at `old` again, within `within_s`."""
 
     def __init__(self, old: Address, new: str, key: JobKey, prefix: str, within_s: float) -> None:
         self._old = old
@@ -210,7 +255,7 @@ class _Redirector:
         self._key = key
         self._prefix = prefix
         self._within_s = within_s
-        self._pause_s = PROBE_ENDPOINT_S
+        self._pause_s = FIRST_ENDPOINT_PAUSE_S
         self.is_on = True
         self._client: StoreClient | None = None  # while it holds the key
         self._is_over = threading.Event()
@@ -226,31 +271,33 @@ class _Redirector:
 
     def _run(self) -> None:
         while not self._is_over.wait(self._pause_s):
-            self._pause_s = max(PROBE_ENDPOINT_S, min(2 * self._pause_s, self._within_s))
+            self._pause_s = max(FIRST_ENDPOINT_PAUSE_S, min(2 * self._pause_s, self._within_s))
             if self.is_on and probe(self._old) is ProbeResult.OPEN:
                 with suppress(RondeError):
                     self._hold_address()
 
     def _hold_address(self) -> None:
-        from ronde.stores.tcp import StoreClient
-
         self._client = StoreClient(str(self._old), self._key, PROBE_NS, patience_ns=0)
         store = PrefixStore(self._client, self._prefix)
         try:
-            store.hold(MOVED, self._new.encode())
-            self._pause_s = PROBE_ENDPOINT_S  # a store that ends may be started again soon
+            store.hold(MOVED_KEY, self._new.encode())
+            self._pause_s = FIRST_ENDPOINT_PAUSE_S  # a store that ends may be started again soon
             while self.is_on and not self._is_over.is_set():
-                store.watch({MOVED: self._new.encode()}, PROBE_NS)
+                store.watch({MOVED_KEY: self._new.encode()}, PROBE_NS)
         finally:
             self._client = None
             store.close()
 
 
-class _FixedStoreAccess:
-    """The common part of accesses to a store that no node serves: it has no replacement."""
+class FixedStoreAccess:
+    """Access to a store that no node serves: it has no replacement. `open_client` opens it within a timeout in ns."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_client: Callable[[int], Store]) -> None:
+        self._open_client = open_client
         self._listener = ProbeListener()
+
+    def open_store(self, timeout_ns: int) -> Store:
+        return self._open_client(timeout_ns)
 
     def describe_node(self, node: Node) -> Node:
         self._listener.listen_at(node.address)
@@ -261,7 +308,7 @@ class _FixedStoreAccess:
     ) -> None:
         return None
 
-    def call_nodes(self, is_here: bool) -> None:
+    def redirect_nodes(self, is_here: bool) -> None:
         pass
 
     def open_store_at(self, address: str) -> Store:
@@ -277,110 +324,30 @@ class _FixedStoreAccess:
         self._listener.close()
 
 
-class FileStoreAccess(_FixedStoreAccess):
-    """Access to a store in a file."""
-
-    def __init__(self, path: str, prefix: str) -> None:
-        super().__init__()
-        self._path = path
-        self._prefix = prefix
-
-    def open_store(self, _: int) -> Store:
-        from ronde.stores.file import FileStore
-
-        return PrefixStore(FileStore(self._path), self._prefix)
+def open_file_store(config: RendezvousConfig) -> Store:
+    """Return a client of the store in the file at the endpoint."""
+    return PrefixStore(FileStore(config.endpoint), _key_prefix(config))
 
 
-class EtcdStoreAccess(_FixedStoreAccess):
-    """Access to a store in an etcd."""
-
-    def __init__(self, config: RendezvousConfig, prefix: str) -> None:
-        super().__init__()
-        self._config = config
-        self._prefix = prefix
-
-    def open_store(self, timeout_ns: int) -> Store:
-        from ronde.stores.etcd import EtcdStore
-
-        options = self._config.options
-        return EtcdStore(
-            etcd_endpoint(self._config),
-            self._prefix,
-            timeout_ns,
-            patience_ns=SEARCH_NS,
-            lease_ns=min(max(self._config.silence_ns, LEAST_LEASE_NS), MOST_LEASE_NS),
-            # The second names are those of torchrun's older etcd rendezvous.
-            ca_file=options.get("ca_cert") or options.get("cacert", ""),
-            certificate_file=options.get("ssl_cert") or options.get("cert", ""),
-            key_file=options.get("ssl_cert_key") or options.get("key", ""),
-        )
-
-
-def make_tcp(config: RendezvousConfig, key: JobKey) -> OverStore:
-    """Return the rendezvous over a store at host:port, which the node with that address serves.
-
-    With the option `is_host` the user decides whether this node serves the store; with `rehost=false` the loss of the
-    store ends the job.
-    """
-    access = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
-    rules = config.rules(rehost=may_rehost(config))
-    return OverStore(rules, access, config.node_rank, config.start_timeout_ns)
-
-
-def make_static(config: RendezvousConfig, key: JobKey) -> OverStore:
-    """Return the rendezvous of nodes with given group ranks; the node of group rank 0 serves the store.
-
-    Workers use the port of the endpoint (MASTER_PORT), so the nodes meet at another one.
-    """
-    if not 0 <= config.node_rank < config.max_nodes:
-        raise UsageError(
-            f"the rendezvous 'static' needs --node-rank from 0 to {config.max_nodes - 1}, not {config.node_rank}"
-        )
-    if config.min_nodes != config.max_nodes:
-        raise UsageError(
-            f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
-        )
-    endpoint = endpoint_of(config)
-    ours = replace(endpoint, port=_meeting_port(endpoint.port))
-    try:
-        access = TcpStoreAccess(ours, key, config.node_rank == 0, config)
-    except UsageError as error:
-        raise UsageError(
-            f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
-        ) from None
-    rules = config.rules(places_are_given=True, rehost=may_rehost(config))
-    return OverStore(rules, access, config.node_rank, config.start_timeout_ns)
+def open_etcd_store(config: RendezvousConfig, timeout_ns: int) -> Store:
+    """Return a client of the store in the etcd at the endpoint. Raises as `EtcdStore`."""
+    options = config.options
+    return EtcdStore(
+        etcd_endpoint(config),
+        _key_prefix(config),
+        timeout_ns,
+        patience_ns=SEARCH_NS,
+        lease_ns=min(max(config.silence_ns, LEAST_LEASE_NS), MOST_LEASE_NS),
+        # The second names are those of torchrun's older etcd rendezvous.
+        ca_file=options.get("ca_cert") or options.get("cacert", ""),
+        certificate_file=options.get("ssl_cert") or options.get("cert", ""),
+        key_file=options.get("ssl_cert_key") or options.get("key", ""),
+    )
 
 
 def may_rehost(config: RendezvousConfig) -> bool:
     """Return whether nodes that lose the store may meet at another one."""
     return config.max_nodes > 1 and config.truth("rehost") is not False
-
-
-def make_file(config: RendezvousConfig, _: JobKey) -> OverStore:
-    """Return the rendezvous in a file on a file system that all nodes share."""
-    if not config.endpoint:
-        raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
-    return OverStore(
-        config.rules(),
-        FileStoreAccess(config.endpoint, _prefix(config)),
-        config.node_rank,
-        config.start_timeout_ns,
-    )
-
-
-def make_etcd(config: RendezvousConfig, _: JobKey) -> OverStore:
-    """Return the rendezvous in an etcd, whose members are at host:port[,host:port...]."""
-    if not config.endpoint:
-        raise UsageError(
-            "the rendezvous 'etcd' needs the address of etcd: --rdzv-endpoint HOST:PORT[,HOST:PORT...]"
-        )
-    from ronde.stores.etcd_gateway import parse_endpoints
-
-    parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
-    return OverStore(
-        config.rules(), EtcdStoreAccess(config, _prefix(config)), config.node_rank, config.start_timeout_ns
-    )
 
 
 def etcd_endpoint(config: RendezvousConfig) -> str:
@@ -394,17 +361,9 @@ def etcd_endpoint(config: RendezvousConfig) -> str:
     return ",".join(place if "//" in place else f"{protocol}://{place}" for place in places)
 
 
-def _prefix(config: RendezvousConfig) -> str:
+def _key_prefix(config: RendezvousConfig) -> str:
+    """Return the prefix of all keys of the job."""
     return f"rendezvous/{config.run_id}/"
-
-
-def _meeting_port(port: int) -> int:
-    """Return the port where the nodes meet, for the port of their workers.
-
-    It is not the next one, because jobs on one machine often have neighbouring ports; and it is rather below the ports
-    that systems give to outgoing connections.
-    """
-    return port - 10_000 if port >= 20_000 else port + 10_000
 
 
 def endpoint_of(config: RendezvousConfig) -> Address:

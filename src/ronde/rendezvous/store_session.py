@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ronde.errors import RondeError, TimeoutError, UsageError
 from ronde.rendezvous.effects import (
@@ -35,12 +36,12 @@ from ronde.rendezvous.effects import (
     Watch,
 )
 from ronde.rendezvous.state import STATE
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 
-__all__ = ["MOVED", "StoreSession"]
+__all__ = ["MOVED_KEY", "StoreSession"]
 
-MOVED = "moved"  # a key with the address where the nodes meet instead; a node that is there holds it
-NOTHING = b"{}"  # a message without meaning, which wakes the thread that pops
+MOVED_KEY = "moved"  # a key with the address where the nodes meet instead; a node that is there holds it
+WAKE_MESSAGE = b"{}"  # a message without meaning, which wakes the thread that pops
 LONGEST_WAIT_NS = 5 * 10**9  # a store that loses its data may lose the change that wakes a thread
 
 _log = logging.getLogger(__name__)
@@ -48,8 +49,10 @@ _sessions = itertools.count()  # of this process
 
 
 class StoreSession:
-    """A session with one store. Its threads call `on_event` with events, `on_loss`, perhaps repeatedly, when the store
-    is lost, and `on_moved` when the nodes meet elsewhere.
+    """A session with one store.
+
+    Its threads call `on_event` with events, `on_moved` with an address when the nodes meet elsewhere, and `on_loss`
+    with an error, perhaps repeatedly, when the store is lost.
     """
 
     def __init__(
@@ -65,9 +68,9 @@ class StoreSession:
         # not noticed, and setting that to the value that it has would wake no thread. So every session has another key.
         self.wake_key = f"wake/{node}/{next(_sessions)}"
         self.is_over = False
-        self._on_event = on_event
+        self.report_event = partial(on_event, self)
+        self.report_moved = partial(on_moved, self)
         self._on_loss = on_loss
-        self._on_moved = on_moved
         self._operations: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
         self._watcher = _Watcher(self)
         self._popper = _Popper(self)
@@ -90,7 +93,7 @@ class StoreSession:
             case Pop(inbox):
                 before, must_start = self._popper.take_from(inbox)
                 if before:
-                    self._operations.put(Push(before, NOTHING))
+                    self._operations.put(Push(before, WAKE_MESSAGE))
                 if must_start:
                     self._start_thread(self._popper.run, "inbox")
             case _:
@@ -121,14 +124,6 @@ class StoreSession:
         store.close()
         raise UsageError("the session is over")
 
-    def report_event(self, event: Event) -> None:
-        """Report an event; called by the threads."""
-        self._on_event(self, event)
-
-    def report_moved(self, address: str) -> None:
-        """Report that the nodes meet elsewhere; called by the threads."""
-        self._on_moved(self, address)
-
     def report_loss(self, error: Exception) -> None:
         """Report that the session cannot go on; called by the threads."""
         if self.is_over:
@@ -157,7 +152,7 @@ class StoreSession:
         self._watcher.stop()
         self.store.set(self.wake_key, b"over")
         if before := self._popper.take_from(None)[0]:
-            self.store.queue_push(before, NOTHING)
+            self.store.queue_push(before, WAKE_MESSAGE)
         for thread in self._threads[1:]:
             thread.join()
         self.store.delete_key(self.wake_key)
@@ -223,7 +218,7 @@ class _Watcher:
 
     def _watch(self, store: Store) -> None:
         known: dict[str, bytes | None] = {}
-        wake_key: dict[str, bytes | None] = {self._session.wake_key: None, MOVED: None}
+        wake_key: dict[str, bytes | None] = {self._session.wake_key: None, MOVED_KEY: None}
         count = followed_ns = 0
         while not self._is_over:
             with self._lock:
@@ -231,8 +226,8 @@ class _Watcher:
                     known, count = dict(self._wanted), self.count
             changed = store.watch(known | wake_key, LONGEST_WAIT_NS)
             wake_key |= {key: value for key, value in changed.items() if key in wake_key}
-            address, now_ns = wake_key[MOVED], time.monotonic_ns()
-            if address and (MOVED in changed or now_ns - followed_ns >= LONGEST_WAIT_NS):
+            address, now_ns = wake_key[MOVED_KEY], time.monotonic_ns()
+            if address and (MOVED_KEY in changed or now_ns - followed_ns >= LONGEST_WAIT_NS):
                 followed_ns = now_ns  # and again later, in case this node cannot connect there now
                 self._session.report_moved(address.decode())
             news = {key: value for key, value in changed.items() if key in known}
@@ -283,5 +278,5 @@ class _Popper:
             value = store.queue_pop(inbox, LONGEST_WAIT_NS)
         except TimeoutError:
             return
-        if value != NOTHING:
+        if value != WAKE_MESSAGE:
             self._session.report_event(Popped(inbox, (value,)))

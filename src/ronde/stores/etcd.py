@@ -1,8 +1,8 @@
 """A store in an etcd cluster, which does not depend on one node.
 
 The rules:
-  1. Keys, queues and a counter for each client have separate names (`etcd_names`). The values of a queue are keys in
-     the order of their creation.
+  1. Keys, queues and a counter for each client have separate names: under the store's prefix, `k/` has keys, `q/`
+     queues and `c/` counters. The values of a queue are keys in the order of their creation.
   2. Every change is one transaction, which also increments the client's counter, and succeeds only if the counter has
      the number that the client knows. So a change whose answer was lost can be sent again, to any member of the
      cluster: it happens once, and the client learns whether it had happened before.
@@ -11,6 +11,7 @@ The rules:
   4. A waiting client reads, and then watches from the next revision on, so it misses nothing and does not poll.
   5. Held keys have a lease, which a separate thread keeps alive. If the lease runs out (etcd out of reach for too
      long), the thread takes a new one and holds the keys again.
+  6. All names and values are in base64, as the gateway expects them.
 
 Every process that reaches etcd can read and write everything: only etcd's TLS with client certificates protects a job.
 """
@@ -18,21 +19,20 @@ Every process that reaches etcd can read and write everything: only etcd's TLS w
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import threading
 import time
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ronde.errors import PeerError, PeerLostError, UsageError
-from ronde.stores.base import check_key, check_value, missing_of, several, waited_in_vain
 from ronde.stores.etcd_gateway import Gateway, Message, Refusal, WatchStream, parse_endpoints
-from ronde.stores.etcd_lease import EtcdLease
-from ronde.stores.etcd_names import EtcdKeys, b64, count_entries, range_end
+from ronde.stores.store import check_key, check_value, key_list, missing_keys_error, missing_of
 from ronde.stores.table import Table
 
 __all__ = ["EtcdStore"]
@@ -40,9 +40,12 @@ __all__ = ["EtcdStore"]
 ANSWER_NS = 20 * 10**9  # how long a cluster may be out of reach
 CLOSE_NS = 2 * 10**9
 LEASE_NS = 5 * 10**9
+RENEWALS = 3  # of a lease, in its time
 MOST_KEYS_AT_ONCE = 127  # etcd's --max-txn-ops is 128, and one is the counter
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 UNKNOWN_LEASE, COMPACTED = 5, 11  # gRPC's NOT_FOUND and OUT_OF_RANGE
+
+_log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
@@ -119,7 +122,7 @@ class EtcdStore:
         return self._multi_get([key], timeout_ns)[0]
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        missing = {self._names.key(key): key for key in several(keys)}
+        missing = {self._names.key(key): key for key in key_list(keys)}
 
         def query() -> tuple[bool | None, int]:
             found, revision = self._read(missing, values=False)
@@ -128,7 +131,7 @@ class EtcdStore:
             return not missing or None, revision
 
         if not self._wait_until(query, lambda: [(name, "") for name in missing], timeout_ns):
-            raise waited_in_vain(missing.values(), self.address, timeout_ns)
+            raise missing_keys_error(missing.values(), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         return self._change_value(key, lambda table, name: table.add(name, amount))
@@ -155,7 +158,7 @@ class EtcdStore:
         return self._run(delete)
 
     def check(self, keys: Sequence[str]) -> bool:
-        names = {self._names.key(key) for key in several(keys)}
+        names = {self._names.key(key) for key in key_list(keys)}
         return self._run(lambda: len(self._read(names, values=False)[0]) == len(names))
 
     def num_keys(self) -> int:
@@ -166,7 +169,7 @@ class EtcdStore:
         )
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        return self._multi_get(several(keys), timeout_ns) if keys else []
+        return self._multi_get(key_list(keys), timeout_ns) if keys else []
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         if len(values) > MOST_KEYS_AT_ONCE:
@@ -224,7 +227,7 @@ class EtcdStore:
 
         value = self._wait_until(pop, lambda: [(first, range_end(first))], timeout_ns)
         if value is None:
-            raise waited_in_vain(queue, self.address, timeout_ns)
+            raise missing_keys_error(queue, self.address, timeout_ns)
         return value
 
     def queue_len(self, queue: str) -> int:
@@ -332,7 +335,7 @@ class EtcdStore:
 
         found = self._wait_until(query, lambda: [(name, "") for name in names], timeout_ns)
         if found is None:
-            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
+            raise missing_keys_error(missing_of(keys, self.check), self.address, timeout_ns)
         return [found[self._names.key(key)].value for key in keys]
 
     def _change_value(self, key: str, operate: Callable[[Table, bytes], Answer]) -> Answer:
@@ -485,3 +488,144 @@ class EtcdStore:
 
 def _unchanged(name: str, found: _Found | None) -> Message:
     return {"key": name, "target": "MOD", "mod_revision": found.revision if found else "0"}
+
+
+# Held keys
+
+
+class EtcdLease:
+    """A lease of about `ttl_ns`; takes over the gateway. Raises PeerLostError or Refusal if etcd grants none."""
+
+    def __init__(self, gateway: Gateway, ttl_ns: int) -> None:
+        self._gateway = gateway
+        self._ttl_ns = ttl_ns
+        self._kept: dict[str, Message] = {}
+        self._lock = threading.Lock()  # guards the lease, its keys and the gateway
+        self._ended = threading.Event()
+        self.number = ""
+        self._granted_s = 0.0
+        self._grant_lease()
+        self._thread = threading.Thread(target=self._run, name="ronde-etcd-lease", daemon=True)
+        self._thread.start()
+
+    def keep_key(self, name: str, put: Message) -> None:
+        """Repeat this put whenever the lease has run out."""
+        with self._lock:
+            self._kept[name] = put
+            if put["lease"] != self.number:  # the lease has run out since the put
+                self._hold_keys()
+
+    def kept_names(self) -> list[str]:
+        """Return the names of the kept keys."""
+        with self._lock:
+            return list(self._kept)
+
+    def drop_keys(self, names: Iterable[str]) -> None:
+        """Stop keeping these keys."""
+        with self._lock:
+            for name in names:
+                self._kept.pop(name, None)
+
+    def renew_now(self) -> None:
+        """Renew the lease, or take a new one. Raises PeerLostError."""
+        with self._lock:
+            self._renew()
+
+    def close(self, timeout_ns: int) -> None:
+        """Revoke the lease, which deletes its keys."""
+        self._ended.set()
+        self._thread.join()
+        with suppress(PeerError, Refusal):  # otherwise the lease runs out
+            self._gateway.post("lease/revoke", {"ID": self.number}, timeout_ns)
+        self._gateway.hang_up()
+
+    def abandon(self) -> None:
+        """Close the connection in a forked child; the lease is the parent's."""
+        self._gateway.hang_up()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._granted_s / RENEWALS):
+            try:
+                with self._lock:
+                    self._renew(int(self._granted_s * 1e9 / RENEWALS))
+            except Exception as error:
+                # Any error: without this thread, the others take this process for dead.
+                _log.info("cannot keep alive what this process holds in etcd: %s", error)
+
+    def _renew(self, timeout_ns: int | None = None) -> None:
+        answer = self._gateway.post("lease/keepalive", {"ID": self.number}, timeout_ns)
+        if int(answer.get("result", {}).get("TTL", 0)) > 0:
+            return
+        _log.info("etcd was out of reach for longer than a lease; holding %d keys again", len(self._kept))
+        self._grant_lease(timeout_ns)
+        self._hold_keys(timeout_ns)
+
+    def _grant_lease(self, timeout_ns: int | None = None) -> None:
+        seconds = max(1, -(-self._ttl_ns // 10**9))
+        answer = self._gateway.post("lease/grant", {"TTL": str(seconds)}, timeout_ns)
+        self.number, self._granted_s = answer["ID"], float(answer["TTL"])
+
+    def _hold_keys(self, timeout_ns: int | None = None) -> None:
+        for put in self._kept.values():
+            put["lease"] = self.number
+            self._gateway.post("kv/put", put, timeout_ns)
+
+
+# Names in etcd
+
+
+class EtcdKeys:
+    """The names of a store with this prefix. Raises UsageError for keys and queues outside the limits."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix.encode() + b"/"
+
+    def key(self, key: str) -> str:
+        return b64(self._prefix + b"k/" + check_key(key))
+
+    def queue(self, queue: str) -> str:
+        """Return the prefix of the queue's values. Two zero bytes end the name; a zero within it becomes 0, 255."""
+        return b64(self._queue(queue))
+
+    def item(self, queue: str, client: bytes, number: int) -> str:
+        """Return a unique name for a value in the queue."""
+        return b64(self._queue(queue) + client + b"%d" % number)
+
+    def counter(self, client: bytes) -> str:
+        return b64(self._prefix + b"c/" + client)
+
+    def prefixes(self, prefix: bytes) -> tuple[str, str]:
+        """Return the prefixes in etcd of the keys and the queues with this prefix."""
+        return b64(self._prefix + b"k/" + prefix), b64(self._prefix + b"q/" + _escaped(prefix))
+
+    def count_operations(self, prefix: bytes) -> list[Message]:
+        """Return the operations whose answers `count_entries` takes."""
+        keys, queues = self.prefixes(prefix)
+        return [
+            {"request_range": {"key": keys, "range_end": range_end(keys), "count_only": True}},
+            {"request_range": {"key": queues, "range_end": range_end(queues), "keys_only": True}},
+        ]
+
+    def _queue(self, queue: str) -> bytes:
+        return self._prefix + b"q/" + _escaped(check_key(queue)) + b"\0\0"
+
+
+def count_entries(answer: Message) -> int:
+    """Return the number of keys and queues in the answer to `count_operations`."""
+    keys, queues = (response["response_range"] for response in answer["responses"][:2])
+    names = {b64decode(item["key"]).rpartition(b"\0\0")[0] for item in queues.get("kvs", ())}
+    return int(keys.get("count", 0)) + len(names)
+
+
+def b64(text: bytes) -> str:
+    return b64encode(text).decode()
+
+
+def range_end(name: str) -> str:
+    """Return the end of the range of names that begin with this one."""
+    text = b64decode(name).rstrip(b"\xff")
+    return b64(text[:-1] + bytes([text[-1] + 1]))
+
+
+def _escaped(name: bytes) -> bytes:
+    return name.replace(b"\0", b"\0\xff")

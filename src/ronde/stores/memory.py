@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ronde.errors import UsageError
-from ronde.stores.base import check_key, check_value, waited_in_vain
-from ronde.stores.table import Table
-from ronde.stores.table_reader import TableReader
+from ronde.stores.store import check_key, check_value, missing_keys_error
+from ronde.stores.table import Table, TableReader
 
 __all__ = ["MemoryStore"]
 
@@ -91,7 +90,7 @@ class MemoryStore(TableReader):
                     del content.poppers[encoded]
                 content.changed.notify_all()  # another thread is the first now
         if value is None:
-            raise waited_in_vain(queue, self.address, timeout_ns)
+            raise missing_keys_error(queue, self.address, timeout_ns)
         return value
 
     def hold(self, key: str, value: bytes) -> None:

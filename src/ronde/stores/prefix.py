@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ronde.stores.base import Store, check_key, several
+from ronde.stores.store import Store, check_key, key_list
 
 __all__ = ["PrefixStore"]
 
@@ -32,7 +32,7 @@ class PrefixStore:
         return self._store.get(self._full(key), timeout_ns)
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        self._store.wait([self._full(key) for key in several(keys)], timeout_ns)
+        self._store.wait([self._full(key) for key in key_list(keys)], timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         return self._store.add(self._full(key), amount)
@@ -44,7 +44,7 @@ class PrefixStore:
         return self._store.delete_key(self._full(key))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._store.check([self._full(key) for key in several(keys)])
+        return self._store.check([self._full(key) for key in key_list(keys)])
 
     def num_keys(self) -> int:
         return self._store.num_keys()
@@ -53,7 +53,7 @@ class PrefixStore:
         self._store.append(self._full(key), value)
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        return self._store.multi_get([self._full(key) for key in several(keys)], timeout_ns)
+        return self._store.multi_get([self._full(key) for key in key_list(keys)], timeout_ns)
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
         self._store.multi_set({self._full(key): value for key, value in values.items()})

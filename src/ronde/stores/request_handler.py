@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from ronde._native import StoreSession
 from ronde.errors import ProtocolError, UsageError
 from ronde.stores import wire
-from ronde.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
+from ronde.stores.journal import pack_changes, pack_sessions
+from ronde.stores.store import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 from ronde.stores.table import NUMBER_BYTES, Table
 from ronde.stores.wire import ANSWER, FRAME_LIMIT_BYTES, Request, Status, StoreOperation, answer
 
@@ -402,15 +403,11 @@ class RequestHandler:
 
     def pack_turn(self) -> bytes:
         """Return the turn's changes for the journal; b"" if there are none."""
-        from ronde.stores import journal  # here, because most stores have none
-
-        changes = journal.pack_changes(self.table.changes())
+        changes = pack_changes(self.table.changes())
         if not changes:
             return b""
         changed = {each.session: None for each in self._turn or () if each.session.number != each.number}
-        return changes + journal.pack_sessions(
-            (each.id, each.number, each.answer) for each in changed if each.id
-        )
+        return changes + pack_sessions((each.id, each.number, each.answer) for each in changed if each.id)
 
     def keep_turn(self) -> None:
         """End the turn, and keep its changes."""

@@ -7,12 +7,15 @@ The rules:
   3. A client's error costs that client its connection, and other clients nothing.
   4. The server notices a broken connection at once, or within seconds if no packet reports it. The held keys of its
      client go; the last answer is kept, because the client may come back.
-  5. One native call (cpp/binding/store_server.cc) receives and answers the frequent requests until Python must act.
+  5. One native call (cpp/bind_store_server.cc) receives and answers the frequent requests until Python must act.
      A turn takes requests from several clients and sends all answers at its end. Everything else, such as parts of
      requests, is received here.
   6. Over TCP every message is sealed (`net/authentication`). An altered message ends its connection, and nothing else.
   7. With a journal, the answers of a turn leave only when its changes are on the disk. If these cannot be written, the
      server undoes and refuses them, and the store goes on with its earlier content.
+  8. Beside its address the server listens at a Unix socket, where a request costs half as much as through TCP. The name
+     of the socket follows from the job key and the address to which the port is bound, so only the job can know it, and
+     a client that finds it in its network namespace reaches the same store as through the port.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ronde._native import (
     add_connection,
@@ -41,23 +44,21 @@ from ronde._native import (
 )
 from ronde.errors import ProtocolError, UsageError
 from ronde.job_key import JobKey
-from ronde.net.addresses import parse_address
+from ronde.net.addresses import Address, Endpoint, is_ours, listen, parse_address
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import Handshake, Role, protection_of, secrecy_is_wanted
 from ronde.net.descriptors import close_own, file_identity, is_own
-from ronde.stores.listeners import MAX_CLIENTS, detect_loss, listen_for_clients
+from ronde.stores.journal import Journal, read_journal
 from ronde.stores.request_handler import ClientSession, RequestHandler
 from ronde.stores.wire import FRAME_LIMIT_BYTES, LENGTH
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ronde.stores.journal import Journal
-
-__all__ = ["STORE_PURPOSE", "StoreServer"]
+__all__ = ["MAX_CLIENTS", "STORE_PURPOSE", "StoreServer", "detect_loss", "shortcuts"]
 
 STORE_PURPOSE = "store"
 
+MAX_CLIENTS = 20_000
+SILENCE_S = 6  # how long a connection may be without a sign of life
+WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 MOST_IN_A_TURN = 16
 LONGEST_SLEEP_MS = 3600 * 1000
 READ_BYTES = 1 << 16
@@ -165,8 +166,6 @@ class StoreServer:
     def _open_journal(self, path: Path | None, seed: Path | None) -> Journal | None:
         if not path and not seed:
             return None
-        from ronde.stores.journal import Journal, read_journal  # here, because most stores have none
-
         now_ns = time.monotonic_ns()
         handler = self._handler
         if seed:
@@ -479,6 +478,55 @@ class StoreServer:
             if client.timer == number:
                 self._deliver_answer(client, self._handler.expire_request(client.session))
 
+
+# The listeners
+
+
+def listen_for_clients(
+    address: Address, key: JobKey, listener: socket.socket | None = None
+) -> tuple[list[socket.socket], Address]:
+    """Return the listening sockets of a store at `address`, and the address with its actual port.
+
+    `listener`: a socket that listens there already. Raises UsageError if the address is taken or not this machine's.
+    """
+    listener, address = (listener, address) if listener else listen(address)
+    if address.is_unix:
+        return [listener], address
+    bound = listener.getsockname()
+    try:
+        return [listener, listen(_shortcut(key, bound[0], bound[1]))[0]], address
+    except UsageError:
+        return [listener], address  # the name is taken: all clients use TCP
+
+
+def shortcuts(endpoint: Endpoint, key: JobKey) -> Iterator[Endpoint]:
+    """Return the Unix sockets to try before a TCP endpoint: of a store bound to it, or to all addresses of the host."""
+    if endpoint.family not in WILDCARDS:
+        return
+    host, port = str(endpoint.sockaddr[0]), int(endpoint.sockaddr[1])
+    bound_to = [host]
+    if is_ours(endpoint):
+        bound_to += {WILDCARDS[endpoint.family], "::"}
+    for each in bound_to:
+        yield Endpoint(socket.AF_UNIX, "\0" + _shortcut(key, each, port).path[1:])
+
+
+def _shortcut(key: JobKey, host: str, port: int) -> Address:
+    name = key.hmac(b"short way to the store", host.encode(), b"%d" % port)
+    return Address(path=f"@ronde-store-{name.hex()[:32]}")
+
+
+def detect_loss(sock: socket.socket) -> None:
+    """Let a TCP connection send without delay, and break within seconds when the other end is silent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S - SILENCE_S // 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
+# Forked children
 
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 

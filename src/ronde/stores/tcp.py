@@ -38,17 +38,16 @@ from ronde.net.descriptors import OwnSocket
 from ronde.net.foreign_protocols import is_torch_store
 from ronde.net.unix_peers import check_user
 from ronde.stores import wire
-from ronde.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
-from ronde.stores.listeners import detect_loss, shortcuts
-from ronde.stores.server import STORE_PURPOSE, StoreServer
+from ronde.stores.server import STORE_PURPOSE, detect_loss, shortcuts
+from ronde.stores.store import check_amount, check_key, check_value, key_list, missing_keys_error, missing_of
 from ronde.stores.wire import FRAME_LIMIT_BYTES, Status, StoreOperation
 
-__all__ = ["PATIENCE_NS", "StoreClient", "StoreServer"]
+__all__ = ["PATIENCE_NS", "StoreClient"]
 
 PATIENCE_NS = 10 * 10**9
 ANSWER_NS = 60 * 10**9  # how often the kernel interrupts a wait, to check the time
 FIRST_ANSWER_NS = 2 * 10**9  # after which to warn that another service may be there
-SHORT_WAY_NS = 10**9  # for a handshake on the shortcut, whose name another process may have taken
+SHORTCUT_NS = 10**9  # for a handshake on the shortcut, whose name another process may have taken
 PROBE_AFTER_NS, PROBE_S = 10**9 // 2, 0.5
 TORCH_ANSWERS = (
     "an incompatible server answers there, torch.distributed's TCPStore, probably of a node started by torchrun: start "
@@ -76,7 +75,8 @@ class StoreClient(StoreLine):
     `address`: several, separated by commas, are places where the store may be served, at one of them at a time; the
     client tries them in turn. `patience_ns`: how long to try to reconnect after a break; then the call raises
     PeerLostError, and every later call does so at once. With 0 the first break is final. `is_secret`: encrypt the
-    connection, as the server may ask, too; None: as the environment asks. `server`: who serves the store, for messages.
+    connection, as the server may ask, too; None: as the environment asks. `server`: what serves the
+    store, for messages.
 
     Raises TimeoutError with the last reason; AuthenticationError or VersionError at once. Any thread may call `close`;
     a thread that waits in a call then gets a UsageError.
@@ -143,12 +143,12 @@ class StoreClient(StoreLine):
     def get(self, key: str, timeout_ns: int) -> bytes:
         value = self._ask(_GET, key, b"", timeout_ns, False)
         if value is None:
-            raise waited_in_vain(key, self.address, timeout_ns)
+            raise missing_keys_error(key, self.address, timeout_ns)
         return value
 
     def wait(self, keys: list[str], timeout_ns: int) -> None:
-        if keys and self._ask(_WAIT, None, several(keys), timeout_ns, False) is None:
-            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
+        if keys and self._ask(_WAIT, None, key_list(keys), timeout_ns, False) is None:
+            raise missing_keys_error(missing_of(keys, self.check), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         return self._add(key, amount)
@@ -163,7 +163,7 @@ class StoreClient(StoreLine):
         return there
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(StoreOperation.CHECK, None, several(keys), 0, False) is not None
+        return self._ask(StoreOperation.CHECK, None, key_list(keys), 0, False) is not None
 
     def num_keys(self) -> int:
         return int(self._ask(StoreOperation.NUM_KEYS, None, b"", 0, False) or 0)
@@ -174,9 +174,9 @@ class StoreClient(StoreLine):
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
         if not keys:
             return []
-        values = self._ask(StoreOperation.MULTI_GET, None, several(keys), timeout_ns, False)
+        values = self._ask(StoreOperation.MULTI_GET, None, key_list(keys), timeout_ns, False)
         if values is None:
-            raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
+            raise missing_keys_error(missing_of(keys, self.check), self.address, timeout_ns)
         return wire.values_from(values)
 
     def multi_set(self, values: Mapping[str, bytes]) -> None:
@@ -195,7 +195,7 @@ class StoreClient(StoreLine):
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
         value = self._ask(StoreOperation.POP, queue, b"", timeout_ns, True)
         if value is None:
-            raise waited_in_vain(queue, self.address, timeout_ns)
+            raise missing_keys_error(queue, self.address, timeout_ns)
         return value
 
     def queue_len(self, queue: str) -> int:
@@ -340,7 +340,7 @@ class StoreClient(StoreLine):
                 for shorter in shortcuts(endpoint, self._key):
                     left_ns = deadline_ns - time.monotonic_ns()
                     with suppress(OSError, ProtocolError):  # another process may have taken the name
-                        return self._open_connection(shorter, deadline_ns, min(SHORT_WAY_NS, left_ns // 4))
+                        return self._open_connection(shorter, deadline_ns, min(SHORTCUT_NS, left_ns // 4))
                 try:
                     return self._open_connection(endpoint, deadline_ns, patience_ns)
                 except OSError as error:

@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import Address
-from ronde.stores.base import check_amount, check_key, check_value, missing_of, several, waited_in_vain
+from ronde.stores.store import check_amount, check_key, check_value, key_list, missing_keys_error, missing_of
 
 __all__ = ["TorchStore"]
 
@@ -64,7 +64,7 @@ class TorchStore:
                 return
             except DistStoreError:
                 pass
-        raise waited_in_vain(missing_of(keys, self.check), self.address, timeout_ns)
+        raise missing_keys_error(missing_of(keys, self.check), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
         check_key(key)
@@ -84,7 +84,7 @@ class TorchStore:
         return bool(self._query(lambda store: store.delete_key(key)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        for key in several(keys):
+        for key in key_list(keys):
             check_key(key)
         return bool(self._query(lambda store: store.check(list(keys))))
 
@@ -97,7 +97,7 @@ class TorchStore:
         self._change(key, lambda store: store.append(key, value))
 
     def multi_get(self, keys: Sequence[str], timeout_ns: int) -> list[bytes]:
-        keys = several(keys)
+        keys = key_list(keys)
         self.wait(keys, timeout_ns)
         return [bytes(value) for value in self._query(lambda store: store.multi_get(keys))] if keys else []
 

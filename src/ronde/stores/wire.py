@@ -14,11 +14,12 @@ several keys without them are each its length (2 bytes) and the key; then the ke
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterable, Mapping
 
 from ronde.errors import ProtocolError
-from ronde.stores.base import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
+from ronde.stores.store import KEY_LIMIT_BYTES, VALUE_LIMIT_BYTES
 
 __all__ = [
     "ANSWER",
@@ -224,8 +225,6 @@ def fingerprint(value: bytes) -> bytes:
 
 
 def digest_of(value: bytes) -> bytes:
-    import hashlib  # here, because it loads a large library
-
     return hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest()
 
 

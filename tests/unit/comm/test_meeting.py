@@ -11,7 +11,7 @@ from ronde.comm.meeting import Meeting, meet, surroundings
 from ronde.errors import AuthenticationError, TimeoutError, UsageError
 from ronde.settings import JobKey, Settings
 from ronde.stores import tcp
-from ronde.stores.tcp import StoreServer
+from ronde.stores.server import StoreServer
 
 SECOND = 10**9
 SETTINGS = Settings(start_timeout_ns=30 * SECOND)

@@ -16,8 +16,8 @@ from ronde.net.addresses import Address, listen, parse_address, resolve
 from ronde.net.authentication import Role, authenticate, protection_of
 from ronde.net.connections import Channel, Slot, open_connections
 from ronde.settings import JobKey
-from ronde.stores.server import STORE_PURPOSE
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import STORE_PURPOSE, StoreServer
+from ronde.stores.tcp import StoreClient
 
 pytestmark = pytest.mark.root
 

@@ -1,4 +1,4 @@
-"""Which job a node that waits for a round ends, and what it concludes from the end of a job without it."""
+"""A member: which job it ends while it waits, what it concludes from a job's end, and its messages to the user."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ronde.rendezvous.member import Member
-from ronde.rendezvous.membership import Budget, JobClosed, Node
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.member import Member, timeout_message
+from ronde.rendezvous.membership import Budget, JobClosed, Node, Rules
 from ronde.rendezvous.state import JobPhase, JobState, JobTerms, RosterKey
 
 RULES = Rules(min_nodes=2, max_nodes=2)
@@ -71,3 +70,21 @@ def test_a_job_was_full_if_all_its_places_were_taken_by_living_nodes(
     member.note_state(replace(running, phase=JobPhase.COMPLETED, version=1, alive=at_the_end))
     (closed,) = (event for event in member.events if isinstance(event, JobClosed))
     assert (closed.completed, closed.was_full) == (True, was_full)
+
+
+def test_a_node_that_waits_for_slots_does_not_count_nodes() -> None:
+    rules = Rules(min_nodes=1, max_nodes=8, min_slots=4)
+    state = JobState(JobTerms.of(rules, Budget()), "a", joined=1)
+    said = timeout_message(rules, state, False)
+    assert said.startswith("waited 600 s for 4 slots, and the node here has fewer; add others")
+
+
+def test_a_node_that_waits_for_its_first_round_names_the_option_that_limits_it() -> None:
+    rules = Rules(min_nodes=2, max_nodes=2, first_join_timeout_ns=5 * 10**9)
+    state = JobState(JobTerms.of(rules, Budget()), "a", joined=1)
+    said = timeout_message(rules, state, False, is_new=True)
+    assert said.startswith("waited 5 s for all nodes")
+    assert said.endswith("or wait longer (--start-timeout)")
+    later = timeout_message(rules, state, False)
+    assert later.startswith("waited 600 s for all nodes")
+    assert later.endswith("or wait longer (--rdzv-conf join_timeout=SECONDS)")

@@ -1,12 +1,34 @@
-"""Which of two states counts where a store has lost its memory."""
+"""The encoding of the state, its roster and messages; and which of two states counts in a store that lost its data."""
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import replace
 
-from ronde.rendezvous.membership import Budget
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import JobPhase, JobState, JobTerms
+import pytest
+
+from ronde.errors import ProtocolError, VersionError
+from ronde.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, Rules, WorkerFailed
+from ronde.rendezvous.state import (
+    PART_NODES,
+    FailureReport,
+    Heartbeat,
+    JobPhase,
+    JobState,
+    JobTerms,
+    JoinRequest,
+    LeaveNotice,
+    Message,
+    Refused,
+    RosterKey,
+    SuccessReport,
+    decode,
+    decode_roster,
+    decode_state,
+    encode,
+    encode_roster,
+)
 
 RUNNING = JobState(
     JobTerms.of(Rules(1, 4), Budget(0)), "a", term=5, version=18, phase=JobPhase.RUNNING, number=5
@@ -31,3 +53,99 @@ def test_a_later_version_that_closes_the_job_counts() -> None:
     closed = replace(ENDED, version=20, phase=JobPhase.CLOSED)
     assert closed.is_newer(ENDED, elsewhere=False)
     assert not ENDED.is_newer(closed, elsewhere=False)
+
+
+NODE = Node("a", "höst", "::1", 8, "tcp:[::1]:1", 29500, "trainer", 3, host_id="f00d")
+FAILURE = Failure(1, 0, "h", 42, -9, "killed\n", "why", True)
+TERMS = JobTerms.of(Rules(1, 4), Budget(2, -1))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        JoinRequest(1, NODE, -1),
+        FailureReport(2, "a", 7, FAILURE),
+        SuccessReport(3, "a", 7),
+        LeaveNotice(4, "a", "h", ""),
+        Heartbeat(6, -1),
+        Heartbeat(7, 2, awaits_exit=True),
+        JobState(TERMS, "a"),
+        JobState(TERMS, "a", 2, 9, JobPhase.RUNNING, 3, RosterKey(2, 3, 1), 1, 2, WorkerFailed(FAILURE), 4),
+        JobState(TERMS, "a", cause=NodesLost((NODE, NODE), "gone"), spares=("x", "y")),
+        JobState(TERMS, "a", cause=NodesWaiting(2), refused=(Refused("b", "no"),), failure=FAILURE),
+    ],
+)
+def test_what_is_written_is_read(word: JobState | Heartbeat | Message) -> None:
+    assert decode(encode(word), type(word)) == word
+
+
+def test_a_roster_is_cut_into_parts() -> None:
+    nodes = tuple(Node(f"{i}", f"node{i}", "10.0.0.1", 8, "tcp:10.0.0.1:1", 1) for i in range(PART_NODES + 1))
+    parts = encode_roster(nodes)
+    assert len(parts) == 2
+    assert max(map(len, parts)) < 1 << 20
+    assert decode_roster(tuple(parts)) == nodes
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b"ronde",
+        b"ronde 3",
+        b"ronde 3 ",
+        b'ronde two ["Heartbeat",1,0]',
+        b'["Heartbeat",1,0]',
+        b'ronde 3 ["Heartbeat"]',
+        b'ronde 3 ["JoinRequest"]',
+        b'ronde 3 ["Heartbeat","1",0]',
+        b'ronde 3 ["Heartbeat",true,0]',
+        b'ronde 3 ["Heartbeat",1.0,0]',
+        b'ronde 3 ["Heartbeat",1,0,0]',
+        b'ronde 3 ["Heartbeat",1]',
+        b'ronde 3 ["Heartbeat",[1,0]]',
+        b'ronde 3 {"Heartbeat":[1,0]}',
+        b'ronde 3 ["SuccessReport",1,"a",1]',
+        b'ronde 3 ["Node",1,"a",1]',
+        b'ronde 3 ["Heartbeat",1,0],["Heartbeat",1,0]',
+        b"ronde 3 " + b"[" * 100_000,
+    ],
+)
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data, Heartbeat, JoinRequest)
+
+
+def test_wrong_contents_of_a_state_are_refused() -> None:
+    good = encode(JobState(TERMS, "a"))
+    head = b"ronde 3 "
+    fields = json.loads(good.removeprefix(head))
+    assert decode_state(head + json.dumps(fields).encode()) == JobState(TERMS, "a")
+    for field, value in (
+        ("phase", "asleep"),
+        ("cause", ["Node", "a"]),
+        ("spares", "a"),
+        ("roster", 1),
+        ("terms", None),
+    ):
+        index = 1 + JobState.__match_args__.index(field)
+        bad = [*fields[:index], value, *fields[index + 1 :]]
+        with pytest.raises(ProtocolError):
+            decode_state(head + json.dumps(bad).encode())
+
+
+def test_another_version_says_so() -> None:
+    with pytest.raises(VersionError, match="version 4"):
+        decode(b'ronde 4 ["Anything"]', Heartbeat)
+    with pytest.raises(VersionError, match="version 4"):
+        decode_roster((zlib.compress(b"ronde 4 []"),))
+
+
+@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 3 null", b"ronde 3 [1]", b'ronde 3 [["a"]]'])
+def test_a_broken_roster_is_refused(roster: bytes) -> None:
+    for part in (roster, zlib.compress(roster)):
+        with pytest.raises(ProtocolError):
+            decode_roster((part,))

@@ -15,11 +15,10 @@ from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import parse_address
 from ronde.rendezvous import store_access
-from ronde.rendezvous.config import RendezvousConfig
 from ronde.rendezvous.membership import Node
-from ronde.rendezvous.over_store import FoundStore
 from ronde.rendezvous.probes import ProbeResult, probe
-from ronde.rendezvous.store_access import TcpStoreAccess, etcd_endpoint
+from ronde.rendezvous.rendezvous import RendezvousConfig
+from ronde.rendezvous.store_access import FoundStore, TcpStoreAccess, etcd_endpoint
 from ronde.stores.server import StoreServer
 
 KEY = JobKey.generate()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ronde.errors import TimeoutError, UsageError
-from ronde.stores.base import KEY_LIMIT_BYTES
 from ronde.stores.memory import MemoryStore
 from ronde.stores.prefix import PrefixStore
+from ronde.stores.store import KEY_LIMIT_BYTES
 
 
 def test_prefixes_nest_and_the_store_has_the_whole_keys() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ronde.errors import UsageError
-from ronde.stores.base import VALUE_LIMIT_BYTES
+from ronde.stores.store import VALUE_LIMIT_BYTES
 from ronde.stores.table import Table
 
 

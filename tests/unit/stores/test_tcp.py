@@ -23,8 +23,9 @@ from ronde.net.authenticating_listener import MAX_STRANGERS
 from ronde.net.descriptors import OwnSocket
 from ronde.net.foreign_protocols import is_torch_store
 from ronde.settings import JobKey
-from ronde.stores.base import VALUE_LIMIT_BYTES
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.store import VALUE_LIMIT_BYTES
+from ronde.stores.tcp import StoreClient
 from ronde.stores.wire import StoreOperation, pack_known, pack_pairs, pairs_from, request
 
 SECOND = 10**9
@@ -386,7 +387,8 @@ def test_timers_of_waiters_that_were_served_do_not_pile_up(server: StoreServer, 
 
 ENDS_WHILE_THREADS_ASK = """
 import threading, time
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.tcp import StoreClient
+from ronde.stores.server import StoreServer
 from ronde.settings import JobKey
 
 key = JobKey.generate()

@@ -22,7 +22,7 @@ from ronde.launch.loop import Loop, Order
 from ronde.net.event_queue import EventQueue
 
 if TYPE_CHECKING:
-    from ronde.stores.base import Store
+    from ronde.stores.store import Store
 
 __all__ = ["AbsenceWatch"]
 

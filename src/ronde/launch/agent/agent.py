@@ -59,9 +59,8 @@ from ronde.process.disk import Disk
 from ronde.process.exceptions import ERROR_FILE, hand_up
 from ronde.process.resources import shortage, usable_cores
 from ronde.process.signals import SignalInbox
-from ronde.rendezvous.base import Rendezvous
 from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
-from ronde.rendezvous.registry import create
+from ronde.rendezvous.rendezvous import Rendezvous, create
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
 

@@ -47,7 +47,7 @@ Rules
    be only a consequence. The launcher that placed the nodes handles the rest.
 8. Every ending has one reason, and the agent decides nothing after it.
 9. The agent kills its workers at once if the others take this node for dead. They start theirs when the lease of this
-   node has run out (`rendezvous/lease`), and a late checkpoint of the old workers might replace one of the new
+   node has run out (`rendezvous/liveness`), and a late checkpoint of the old workers might replace one of the new
    workers. The others wait for the workers of a node that leaves, so these have time to save.
 10. A worker that has ended with exit code 0 has failed if a rank of another node then waits for it in `ronde.init`
     (`worker_group`). If it was the last one of its node, the agent learns of the end of its workers a second time.

@@ -25,7 +25,7 @@ from ronde.launch.hosts.ssh import settings_that_travel
 from ronde.launch.screen import claim_standard_streams
 from ronde.net.authentication import SECRET
 from ronde.rendezvous.membership import Failure
-from ronde.stores.base import Store
+from ronde.stores.store import Store
 from ronde.values import PROTECTION
 
 __all__ = [

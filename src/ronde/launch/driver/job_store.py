@@ -20,9 +20,9 @@ from ronde.launch.calls import CallFiles
 from ronde.launch.config import LaunchConfig
 from ronde.launch.hosts.ssh import is_here
 from ronde.net.addresses import OUTSIDE, address_of_interface, address_towards, addresses_here
-from ronde.stores.base import Store
-from ronde.stores.large_values import delete_large, get_large, put_large
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.store import Store, delete_large, get_large, put_large
+from ronde.stores.tcp import StoreClient
 
 if TYPE_CHECKING:
     from ronde.launch.agent.agent import RunResult

@@ -37,7 +37,7 @@ from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authentication import Role, authenticate
 from ronde.net.host import host_identity, host_name
 from ronde.net.message_channel import MessageChannel
-from ronde.stores.listeners import detect_loss
+from ronde.stores.server import detect_loss
 
 __all__ = ["run_task"]
 

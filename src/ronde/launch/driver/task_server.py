@@ -34,7 +34,7 @@ from ronde.net.addresses import Address, listen
 from ronde.net.authenticating_listener import Authenticator
 from ronde.net.authentication import Handshake, Role, protection_of
 from ronde.net.message_channel import MessageChannel
-from ronde.stores.listeners import detect_loss
+from ronde.stores.server import detect_loss
 
 __all__ = ["TaskConnection", "TaskServer", "TaskStreams"]
 

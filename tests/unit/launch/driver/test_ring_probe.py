@@ -15,7 +15,8 @@ from ronde.job_key import JobKey
 from ronde.launch.driver.ring import HostOffer, OfferedAddress, RingPlan
 from ronde.launch.driver.ring_probe import _OFFER, probe_ring
 from ronde.net.addresses import addresses_here, parse_address
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.tcp import StoreClient
 
 SECOND = 10**9
 KEY = JobKey.generate()

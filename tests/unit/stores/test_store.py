@@ -7,9 +7,8 @@ import io
 import pytest
 
 from ronde.errors import TimeoutError
-from ronde.stores.base import VALUE_LIMIT_BYTES
-from ronde.stores.large_values import delete_large, get_large, put_large
 from ronde.stores.memory import MemoryStore
+from ronde.stores.store import VALUE_LIMIT_BYTES, delete_large, get_large, put_large
 
 SECOND = 10**9
 

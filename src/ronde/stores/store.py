@@ -8,9 +8,11 @@ The suite tests/conformance/test_stores.py defines what every store must do.
 
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from ronde.errors import TimeoutError, UsageError
 
@@ -24,8 +26,11 @@ __all__ = [
     "check_key",
     "check_value",
     "missing_of",
-    "several",
-    "waited_in_vain",
+    "key_list",
+    "missing_keys_error",
+    "delete_large",
+    "get_large",
+    "put_large",
 ]
 
 KEY_LIMIT_BYTES = 1024
@@ -33,6 +38,7 @@ VALUE_LIMIT_BYTES = 1 << 20
 AMOUNT_DIGITS = 40
 AMOUNT_LIMIT = 10**AMOUNT_DIGITS
 SHOWN_KEYS = 3
+PIECES_AT_ONCE = 16  # of 1 MiB: an answer of a store has a limit, too
 
 
 class Store(Protocol):
@@ -310,7 +316,7 @@ def check_amount(key: str, amount: int) -> None:
         raise UsageError(f"cannot add to {key[:40]!r}: the amount has more than {AMOUNT_DIGITS} digits")
 
 
-def several(keys: Iterable[str]) -> list[str]:
+def key_list(keys: Iterable[str]) -> list[str]:
     """Return the keys as a list.
 
     Args:
@@ -366,7 +372,7 @@ def missing_of(keys: Sequence[str], check: Callable[[Sequence[str]], bool]) -> I
     yield from missing_of(keys[middle:], check)
 
 
-def waited_in_vain(missing: str | Iterable[str], address: str, timeout_ns: int) -> TimeoutError:
+def missing_keys_error(missing: str | Iterable[str], address: str, timeout_ns: int) -> TimeoutError:
     """Return the error for keys that did not appear in time, for a store to raise.
 
     Args:
@@ -383,3 +389,66 @@ def waited_in_vain(missing: str | Iterable[str], address: str, timeout_ns: int) 
         names += " and more"
     message = f"waited {timeout_ns / 1e9:g} s for {names} in the store at {address}"
     return TimeoutError(message, operation="store", waited_ns=timeout_ns)
+
+
+# Values of any size, in pieces that a store takes: `key` has their number, `key/0` and so on have the pieces.
+
+
+def put_large(store: Store, key: str, value: bytes | BinaryIO) -> None:
+    """Write a value of any size. A client that waits for the key by `get_large` finds all of it.
+
+    Args:
+        store: A client of the store.
+        key: Text of 1 to 1,000 bytes in UTF-8.
+        value: The value, or a file whose rest is the value.
+
+    Raises:
+        UsageError, PeerLostError: as `Store.set` does.
+    """
+    file = io.BytesIO(value) if isinstance(value, bytes) else value
+    count = 0
+    while piece := file.read(VALUE_LIMIT_BYTES):
+        store.set(_piece(key, count), piece)
+        count += 1
+    store.set(key, str(count).encode())
+
+
+def get_large(store: Store, key: str, timeout_ns: int) -> Iterator[bytes]:
+    """Return the pieces of a value that `put_large` writes, after waiting for it.
+
+    Args:
+        store: A client of the store.
+        key: The key of the value.
+        timeout_ns: How long to wait for the value and its pieces, in nanoseconds.
+
+    Raises:
+        TimeoutError: The value was not written in time.
+        UsageError, PeerLostError: as `Store.get` does.
+    """
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    count = int(store.get(key, timeout_ns))
+
+    def pieces() -> Iterator[bytes]:
+        for first in range(0, count, PIECES_AT_ONCE):
+            keys = [_piece(key, number) for number in range(first, min(first + PIECES_AT_ONCE, count))]
+            yield from store.multi_get(keys, max(1, deadline_ns - time.monotonic_ns()))
+
+    return pieces()
+
+
+def delete_large(store: Store, key: str) -> None:
+    """Delete a value that `put_large` has written.
+
+    Args:
+        store: A client of the store.
+        key: The key of the value.
+
+    Raises:
+        UsageError, PeerLostError: as `Store.delete_key` does.
+    """
+    store.delete_key(key)
+    store.delete_prefix(f"{key}/")
+
+
+def _piece(key: str, number: int) -> str:
+    return f"{key}/{number}"

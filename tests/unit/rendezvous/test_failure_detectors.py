@@ -1,10 +1,10 @@
-"""When a member takes the leader for lost."""
+"""When a member counts the leader as lost."""
 
 from __future__ import annotations
 
 from ronde.rendezvous.effects import Values
-from ronde.rendezvous.leader_detector import LeaderDetector
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.failure_detectors import LeaderDetector
+from ronde.rendezvous.membership import Rules
 from ronde.rendezvous.state import ALIVE
 
 S = 10**9

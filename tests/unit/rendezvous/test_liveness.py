@@ -1,11 +1,11 @@
-"""For how long a node may run workers, and how long the others wait for those of a lost one."""
+"""How long a node may run workers, and how long the others wait for those of a lost one."""
 
 from __future__ import annotations
 
 from tests.unit.rendezvous.test_leader import BOOM, LeaderWithInbox, S, running
 
-from ronde.rendezvous.lease import WorkerLease
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.liveness import WorkerLease
+from ronde.rendezvous.membership import Rules
 from ronde.rendezvous.state import FailureReport, Heartbeat, LeaveNotice
 
 RULES = Rules(2, 3, last_call_ns=S, heartbeat_ns=5 * S, missing_heartbeats=3)

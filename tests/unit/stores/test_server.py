@@ -1,4 +1,4 @@
-"""A store with the native fast path (no journal) gives the same answers as one without it (with a journal)."""
+"""A served store gives the same answers with a journal and without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
-from ronde.stores.tcp import StoreClient, StoreServer
+from ronde.stores.server import StoreServer
+from ronde.stores.tcp import StoreClient
 from ronde.stores.wire import StoreOperation
 
 KEY = JobKey.generate()
@@ -35,7 +36,7 @@ AMOUNTS = [0, 1, -1, 10**18 - 1, 10**18, -(10**18), 2**63, True, 10**40 - 1, 10*
 
 @pytest.fixture
 def both(tmp_path: Path) -> Iterator[tuple[StoreClient, StoreClient]]:
-    """A client of a store with the fast path, and one of a store without it."""
+    """A client of a store without a journal, and one of a store with one."""
     with ExitStack() as stack:
         clients = []
         for journal in (None, tmp_path / "journal"):
@@ -67,7 +68,7 @@ def ask_something(client: StoreClient, chance: random.Random) -> object:
         return type(error), str(error).replace(client.address, "")
 
 
-def test_the_answers_are_those_of_the_handler(both: tuple[StoreClient, StoreClient]) -> None:
+def test_the_answers_are_the_same(both: tuple[StoreClient, StoreClient]) -> None:
     for seed in range(2000):
         answers = [ask_something(client, random.Random(seed)) for client in both]
         assert answers[0] == answers[1]

@@ -1,8 +1,14 @@
-"""The rendezvous of nodes that share a store: the shell of `rendezvous`.
+"""The rendezvous of nodes that share a store: the shell of `participant`, and one factory per backend.
 
-One thread steps the machine: it waits for news and for the machine's next time, never for the store; the threads of a
-`StoreSession` do that. If the store is lost, another thread searches for it, or for another one, and the machine goes
-on there with a new session. Without a session the machine still gets the time, so workers end when the lease does.
+1. One thread steps the machine: it waits for news and for the machine's next time, never for the store; the threads of
+   a `StoreSession` do that. If the store is lost, another thread searches for it, or for another one, and the machine
+   goes on there with a new session. Without a session the machine still gets the time, so workers end when the lease
+   does.
+2. A file, an etcd or a `ronde store` outlives the job, and keeps its state under its --rdzv-id, which is often the
+   default. If no node of that job lives, the first node to arrive begins another job. If one lives, it may be about to
+   end, so the new node waits for a moment; then it is too late for that job, and reports so. Compare-and-set on the
+   state decides, so of several nodes that arrive at once one begins the job, and the others find it. The job begins in
+   a new term without a leader: the first node that joins claims to lead.
 """
 
 from __future__ import annotations
@@ -11,24 +17,61 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from functools import partial
 
-from ronde.errors import AuthenticationError, PeerLostError, RondeError, TimeoutError
+from ronde.errors import (
+    AuthenticationError,
+    PeerLostError,
+    ProtocolError,
+    RondeError,
+    TimeoutError,
+    UsageError,
+)
+from ronde.job_key import JobKey
 from ronde.net.event_queue import EventQueue
 from ronde.rendezvous.effects import Effect, Event, NotifyAgent, Probe, Probed, Tick
-from ronde.rendezvous.ended_job import succeed_ended_job
-from ronde.rendezvous.membership import Budget, Failure, Node, Notice, RendezvousBroken, RendezvousEvent
+from ronde.rendezvous.membership import (
+    Budget,
+    Failure,
+    Node,
+    Notice,
+    RendezvousBroken,
+    RendezvousEvent,
+    Rules,
+)
 from ronde.rendezvous.participant import Participant
 from ronde.rendezvous.probes import find_ended
-from ronde.rendezvous.rules import Rules
-from ronde.rendezvous.state import ALIVE, JobTerms, alive_key
+from ronde.rendezvous.rendezvous import RendezvousConfig
+from ronde.rendezvous.state import (
+    ALIVE,
+    STATE,
+    JobPhase,
+    JobState,
+    JobTerms,
+    alive_key,
+    decode_roster,
+    decode_state,
+    encode,
+)
+from ronde.rendezvous.store_access import (
+    FixedStoreAccess,
+    FoundStore,
+    StoreAccess,
+    TcpStoreAccess,
+    endpoint_of,
+    etcd_endpoint,
+    may_rehost,
+    open_etcd_store,
+    open_file_store,
+)
 from ronde.rendezvous.store_session import StoreSession
-from ronde.stores.base import Store
+from ronde.stores.etcd_gateway import parse_endpoints
+from ronde.stores.store import Store
 
-__all__ = ["StoreAccess", "FoundStore", "OverStore"]
+__all__ = ["StoreRendezvous", "make_etcd", "make_file", "make_static", "make_tcp"]
 
 NAMED_HOSTS = 8
 LONGEST_WAIT_NS = 60 * 10**9
@@ -37,69 +80,30 @@ CONNECT_NS = 10**9  # for one attempt, so that `close` does not wait longer
 LEAST_NS = 10**8  # for the last attempt
 LEAST_SILENCE_NS = 2 * 10**9  # of the store, before a notice
 LEAVING_NS = 3 * 10**9  # how long nodes of an earlier job may take to end
-STRANGE = (
+CHECK_NS = 10**9 // 2  # the interval between calls of `go_on`, while an earlier job ends
+NO_LEADER = ""
+OTHER_JOB_REMEDY = (
     "does it belong to another job? Then choose another port; otherwise give all nodes the same RONDE_JOB_KEY"
 )
-REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
+NO_STORE_REMEDY = "start the node that serves it, correct --rdzv-endpoint, or wait longer (--start-timeout)"
 
 _log = logging.getLogger(__name__)
 
 
-class FoundStore(NamedTuple):
-    """The result of a search. `gone`: the ids of nodes that died with the last store; `is_elsewhere`: another store."""
-
-    store: Store
-    gone: Collection[str]
-    is_elsewhere: bool
-
-
-class StoreAccess(Protocol):
-    """How to reach the store of a backend."""
-
-    def open_store(self, timeout_ns: int) -> Store:
-        """Return a client. Raises TimeoutError if there is no store yet, other errors if there never will be."""
-
-    def describe_node(self, node: Node) -> Node:
-        """Return the node's description with `meeting`: where its agent listens, and may serve another store."""
-
-    def find_store(
-        self, nodes: Sequence[Node], were_there: Collection[str] | None, go_on: Callable[[], bool]
-    ) -> FoundStore | None:
-        """Return a client of the lost store or of the one that replaces it; None if there is none, or `go_on` is false.
-
-        Called in a separate thread. `nodes`: of the last round. `were_there`: the ids of those that were at the store
-        until its end showed; None if it is only silent.
-        """
-
-    def call_nodes(self, is_here: bool) -> None:
-        """Call nodes at the old address to this store if the job surely goes on here (`is_here`), else stop calling."""
-
-    def open_store_at(self, address: str) -> Store:
-        """Return a client of the store to which this node was called. Raises as `open_store`."""
-
-    def serves_store(self) -> bool:
-        """Return whether this node serves the store."""
-
-    def last_refusal(self) -> str:
-        """Return a description of the last connection that the store served here has refused, or ""."""
-
-    def close(self, others: Callable[[int], None]) -> None:
-        """Stop serving. `others(timeout_ns)` waits until the other nodes are gone."""
-
-
-class OverStore:
+class StoreRendezvous:
     """The `Rendezvous` of a node over a store.
 
-    `wish`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the store.
+    `group_rank`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the
+    store.
     """
 
     def __init__(
-        self, rules: Rules, access: StoreAccess, wish: int = -1, start_timeout_ns: int = 300 * 10**9
+        self, rules: Rules, access: StoreAccess, group_rank: int = -1, start_timeout_ns: int = 300 * 10**9
     ) -> None:
         self._rules = rules
         self._start_timeout_ns = min(start_timeout_ns, rules.join_timeout_ns)
         self._access = access
-        self._wish = wish
+        self._given_rank = group_rank
         self._participant = Participant(rules)
         self._events: EventQueue[RendezvousEvent] = EventQueue()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
@@ -114,9 +118,8 @@ class OverStore:
         self._search: threading.Thread | None = None
         self._has_reported_silence = False  # of the store
         self._has_moved = False  # to another store
-        self._failed_from: StoreSession | None = (
-            None  # this node was called away from it, and could not connect
-        )
+        # This node was redirected from it, and could not connect.
+        self._failed_from: StoreSession | None = None
 
     # Calls of the agent
 
@@ -127,8 +130,8 @@ class OverStore:
         return self._events.take()
 
     def join(self, node: Node, budget: Budget) -> None:
-        if self._wish >= 0:
-            node = replace(node, wish=self._wish)
+        if self._given_rank >= 0:
+            node = replace(node, wish=self._given_rank)
         self._node, self._terms = node.id, JobTerms.of(self._rules, budget)
         now_ns = time.monotonic_ns()  # the store may take a while
         # `describe_node` needs the store: only then it is known whether this node serves it.
@@ -225,13 +228,13 @@ class OverStore:
                 if left_ns <= CONNECT_NS:
                     message = str(error).partition("for the store ")[2] or str(error)
                     waited = f"waited {self._start_timeout_ns / 1e9:g} s for the store {message}"
-                    self._give_up(f"{waited}; {REMEDY}")
+                    self._give_up(f"{waited}; {NO_STORE_REMEDY}")
                     return
                 if not has_reported:
                     self._events.put(Notice(str(error)))
                 has_reported = True
             except AuthenticationError as error:
-                self._give_up(f"{error}; {STRANGE}")
+                self._give_up(f"{error}; {OTHER_JOB_REMEDY}")
                 return
             except RondeError as error:
                 self._give_up(str(error))
@@ -282,7 +285,7 @@ class OverStore:
         self._news.put(lambda: self._search_store(session, error))
 
     def _on_moved(self, session: StoreSession, address: str) -> None:
-        """Queue a call elsewhere; called by a session's threads."""
+        """Queue a redirection to another store; called by a session's threads."""
         self._news.put(lambda: self._move_to(session, address))
 
     def _move_to(self, session: StoreSession, address: str) -> list[Effect]:
@@ -290,10 +293,10 @@ class OverStore:
         if session is not self._session or self._is_lost or self._is_done():
             return []
         if session is self._failed_from and self._has_moved:
-            return []  # a frozen node may call to a store that the others have left together with this one
+            return []  # a frozen node may redirect to a store that the others have left together with this one
         try:
             store = self._access.open_store_at(address)
-        except RondeError as error:  # the caller has died, or is overloaded; it calls again
+        except RondeError as error:  # the node there has died, or is overloaded; the redirection stays
             _log.info("%s", error)
             self._failed_from = session
             return []
@@ -380,7 +383,7 @@ class OverStore:
         if self._has_reported_silence:
             self._watch_store()
         if self._has_moved:
-            self._access.call_nodes(self._participant.store_identity.is_calling)
+            self._access.redirect_nodes(self._participant.store_identity.is_redirecting)
         return True
 
     def _tick(self, now_ns: int) -> None:
@@ -421,3 +424,123 @@ class OverStore:
                 self._probe_agents(effect)
             elif self._session and not self._is_lost:
                 self._session.perform(effect)
+
+
+# An earlier job in the store
+
+
+def succeed_ended_job(store: Store, terms: JobTerms, patience_ns: int, go_on: Callable[[], bool]) -> str:
+    """Begin a new job in the store if its job has ended; return why that is impossible, or "".
+
+    Raises the store's errors.
+    """
+    raw = store.watch({STATE: None}, 0).get(STATE)
+    try:
+        state = decode_state(raw) if raw else None
+        if raw is None or state is None or state.phase in (JobPhase.FORMING, JobPhase.RUNNING):
+            return ""
+        hosts = {state.leader: "", **{node.id: node.host for node in _roster(store, state)}}
+    except ProtocolError:
+        return ""  # the state of another version, which the machine reports
+    left = {alive_key(node): host for node, host in hosts.items() if node}
+    deadline_ns = time.monotonic_ns() + patience_ns
+    while left and go_on():
+        left_ns = deadline_ns - time.monotonic_ns()
+        known: dict[str, bytes | None] = {STATE: raw, **dict.fromkeys(left, ALIVE)}
+        gone = store.watch(known, max(0, min(left_ns, CHECK_NS)))
+        if STATE in gone:
+            return ""  # another node was faster
+        for key in gone:
+            del left[key]
+        if left and left_ns <= 0:
+            return _too_late(state, sorted({host for host in left.values() if host}))
+    if not left:
+        job = f"{state.job}+{state.term + 1}"
+        began = JobState(terms, NO_LEADER, term=state.term + 1, version=state.version + 1, job=job)
+        if store.compare_set(STATE, raw, encode(began)) == encode(began) and state.roster:
+            store.delete_prefix(state.roster.prefix)
+    return ""
+
+
+def _roster(store: Store, state: JobState) -> tuple[Node, ...]:
+    if state.roster is None:
+        return ()
+    found = store.watch(dict.fromkeys(state.roster.keys), 0)
+    parts = tuple(found.get(key) or b"" for key in state.roster.keys)
+    return decode_roster(parts) if all(parts) else ()
+
+
+def _too_late(state: JobState, hosts: list[str]) -> str:
+    how = "has completed" if state.phase == JobPhase.COMPLETED else f"has ended ({state.reason})"
+    where = f" on {', '.join(hosts)}" if hosts else ""
+    return (
+        f"the job that met here {how}, and nodes of it{where} are still there: wait until they have gone, "
+        "or give this job another --rdzv-id"
+    )
+
+
+# Backends
+
+
+def make_tcp(config: RendezvousConfig, key: JobKey) -> StoreRendezvous:
+    """Return the rendezvous over a store at host:port, which the node with that address serves.
+
+    With the option `is_host` the user decides whether this node serves the store; with `rehost=false` the loss of the
+    store ends the job.
+    """
+    access = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
+    rules = config.rules(rehost=may_rehost(config))
+    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns)
+
+
+def make_static(config: RendezvousConfig, key: JobKey) -> StoreRendezvous:
+    """Return the rendezvous of nodes with given group ranks; the node of group rank 0 serves the store.
+
+    Workers use the port of the endpoint (MASTER_PORT), so the nodes meet at another one.
+    """
+    if not 0 <= config.node_rank < config.max_nodes:
+        raise UsageError(
+            f"the rendezvous 'static' needs --node-rank from 0 to {config.max_nodes - 1}, not {config.node_rank}"
+        )
+    if config.min_nodes != config.max_nodes:
+        raise UsageError(
+            f"the rendezvous 'static' needs a fixed number of nodes, not {config.min_nodes} to {config.max_nodes}"
+        )
+    endpoint = endpoint_of(config)
+    ours = replace(endpoint, port=_meeting_port(endpoint.port))
+    try:
+        access = TcpStoreAccess(ours, key, config.node_rank == 0, config)
+    except UsageError as error:
+        raise UsageError(
+            f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
+        ) from None
+    rules = config.rules(places_are_given=True, rehost=may_rehost(config))
+    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns)
+
+
+def make_file(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
+    """Return the rendezvous in a file on a file system that all nodes share."""
+    if not config.endpoint:
+        raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
+    access = FixedStoreAccess(lambda _: open_file_store(config))
+    return StoreRendezvous(config.rules(), access, config.node_rank, config.start_timeout_ns)
+
+
+def make_etcd(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
+    """Return the rendezvous in an etcd, whose members are at host:port[,host:port...]."""
+    if not config.endpoint:
+        raise UsageError(
+            "the rendezvous 'etcd' needs the address of etcd: --rdzv-endpoint HOST:PORT[,HOST:PORT...]"
+        )
+    parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
+    access = FixedStoreAccess(partial(open_etcd_store, config))
+    return StoreRendezvous(config.rules(), access, config.node_rank, config.start_timeout_ns)
+
+
+def _meeting_port(port: int) -> int:
+    """Return the port where the nodes meet, for the port of their workers.
+
+    It is not the next one, because jobs on one machine often have neighbouring ports; and it is rather below the ports
+    that systems give to outgoing connections.
+    """
+    return port - 10_000 if port >= 20_000 else port + 10_000

@@ -1,4 +1,4 @@
-"""A thread of a rendezvous never ends unnoticed, because no other waits in its place."""
+"""A thread of a rendezvous over a store never ends unnoticed, because no other waits in its place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from ronde.errors import TimeoutError
 from ronde.rendezvous import store_session
-from ronde.rendezvous.membership import Budget, Node, Notice, RendezvousBroken, RendezvousEvent
-from ronde.rendezvous.over_store import FoundStore, OverStore
-from ronde.rendezvous.rules import Rules
-from ronde.stores.base import Store
+from ronde.rendezvous.membership import Budget, Node, Notice, RendezvousBroken, RendezvousEvent, Rules
+from ronde.rendezvous.store_access import FoundStore
+from ronde.rendezvous.store_rendezvous import StoreRendezvous
 from ronde.stores.etcd_gateway import Gateway, parse_endpoints
 from ronde.stores.memory import MemoryStore
+from ronde.stores.store import Store
 
 LONG_S = 30
 
@@ -67,7 +67,7 @@ class Way:
     ) -> FoundStore | None:
         return None
 
-    def call_nodes(self, is_here: bool) -> None:
+    def redirect_nodes(self, is_here: bool) -> None:
         pass
 
     def open_store_at(self, address: str) -> Store:
@@ -87,7 +87,7 @@ class Way:
 def test_whatever_ends_a_thread_ends_the_rendezvous(fault: str) -> None:
     store = Faulty()
     store.fault = fault
-    rendezvous = OverStore(Rules(2, 2), Way(store))
+    rendezvous = StoreRendezvous(Rules(2, 2), Way(store))
     rendezvous.join(Node("a", "host-a", "", 1, "", 1), Budget())
     told: list[RendezvousEvent] = []
     while not any(isinstance(event, RendezvousBroken) for event in told):
@@ -112,11 +112,11 @@ class Crowded(Way):
         return self.other
 
 
-def test_a_called_node_that_cannot_connect_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirected_node_that_cannot_connect_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_session, "LONGEST_WAIT_NS", 10**7)
     store = MemoryStore()
-    store.set(store_session.MOVED, b"elsewhere")
-    rendezvous = OverStore(Rules(2, 2), Crowded(store, MemoryStore()))
+    store.set(store_session.MOVED_KEY, b"elsewhere")
+    rendezvous = StoreRendezvous(Rules(2, 2), Crowded(store, MemoryStore()))
     rendezvous.join(Node("a", "host-a", "", 1, "", 1), Budget())
     told: list[RendezvousEvent] = []
     while (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from ronde.rendezvous.config import RendezvousConfig
-from ronde.rendezvous.rules import Rules
+from ronde.rendezvous.membership import Rules
+from ronde.rendezvous.rendezvous import RendezvousConfig
 
 BY_BACKEND = {"places_are_given", "rehost"}
 

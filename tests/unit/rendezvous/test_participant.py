@@ -1,4 +1,4 @@
-"""A leader's conclusion when held keys are gone: nodes are dead, or the store was away."""
+"""A whole node: what it concludes when held keys are gone, when the store was away, and when its lease ends."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from ronde.rendezvous.membership import (
     RendezvousEvent,
     RoundBegan,
     RoundEnded,
+    Rules,
 )
 from ronde.rendezvous.participant import Participant
-from ronde.rendezvous.rules import Rules
 from ronde.rendezvous.state import STATE
 
 S = 10**9
@@ -231,16 +231,16 @@ def test_a_node_that_does_not_come_back_is_lost_by_silence(job: Job) -> None:
     assert job.lost() == ["b"]
 
 
-def test_nodes_that_have_moved_call_others_once_more_than_half_are_there() -> None:
+def test_nodes_that_have_moved_redirect_others_once_more_than_half_are_there() -> None:
     """A node that is called late may have begun a round elsewhere."""
     job = Job(replace(RULES, rehost=True))
     job.store = SimStore()
     job.a.move()
     job.settle(job.a)
-    assert not job.a.participant.store_identity.is_calling
+    assert not job.a.participant.store_identity.is_redirecting
     job.b.move()
     job.settle(job.a, job.b)
-    assert job.a.participant.store_identity.is_calling
+    assert job.a.participant.store_identity.is_redirecting
 
 
 def test_the_heartbeat_of_a_dead_node_goes_with_the_next_round(job: Job) -> None:
