@@ -15,31 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.ml.clustering.block_points import PointReader
-from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
-from ronde.ml.clustering.chosen_rows import (
+from ronde.ml.clustering.lloyd import (
     ChosenRows,
     all_rows,
+    best_candidates,
     choose_rows,
+    farthest_rows,
     random_keys,
     rows_by_number,
+    squared_distance,
+    tolerance_of,
 )
-from ronde.ml.clustering.empty_clusters import farthest_rows
-from ronde.ml.clustering.geometry import GEOMETRIES, Geometry
-from ronde.ml.clustering.lloyd import squared_distance, tolerance_of
-from ronde.ml.clustering.points import Points
-from ronde.ml.clustering.starts import best_candidates
-from ronde.ml.progress import Progress
+from ronde.ml.clustering.points import GEOMETRIES, Geometry, PointReader, Points, find_nearest, sum_nearest
+from ronde.ml.history import Progress
 
-__all__ = [
-    "Batches",
-    "MiniBatchStep",
-    "add_batch",
-    "first_state",
-    "give_rows",
-    "start_among",
-    "weak_clusters",
-]
+__all__ = ["Batches", "MiniBatchStep", "add_batch", "give_rows", "start_among", "weak_clusters"]
 
 Array = NDArray[Any]
 
@@ -73,27 +63,27 @@ class Batches:
     seed: int
 
 
-def first_state() -> dict[str, Any]:
-    """Return the state with which the steps of `MiniBatchStep` begin."""
-    return dict(
-        seed=None,
-        centers=None,
-        counts=None,
-        best=None,
-        tolerance=None,
-        smoothed=None,
-        lowest=None,
-        waited=0,
-        records=[],
-    )
-
-
 class MiniBatchStep:
     """Assigns the rows of a batch to their nearest centers, and moves these towards them."""
 
     def __init__(self, batches: Batches, progress: Progress) -> None:
         self._batches, self._progress = batches, progress
         self._geometry = GEOMETRIES[batches.reader.metric]
+
+    @staticmethod
+    def first_state() -> dict[str, Any]:
+        """Return the state with which the iteration begins."""
+        return dict(
+            seed=None,
+            centers=None,
+            counts=None,
+            best=None,
+            tolerance=None,
+            smoothed=None,
+            lowest=None,
+            waited=0,
+            records=[],
+        )
 
     def __call__(self, c: IterationStep) -> None:
         batches, state = self._batches, c.state

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.linear.class_targets import each_class_against_rest
-from ronde.ml.linear.column_scaling import curvature_scaling
-from ronde.ml.linear.linear_model import LinearClassifier, split_weights
-from ronde.ml.linear.standardized_objective import StandardizedObjective
+from ronde.ml.linear.column_scaling import StandardizedObjective, curvature_scaling
+from ronde.ml.linear.linear_model import LinearClassifier, each_class_against_rest, split_weights
 from ronde.ml.losses import SquaredHingeLoss
 from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, Newton, OptimizerResult
 from ronde.ml.training_data import training_data

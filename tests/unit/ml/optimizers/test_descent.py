@@ -10,14 +10,20 @@ import pytest
 from numpy.typing import NDArray
 
 from ronde.ml.optimizers import OWLQN, SGD, GradientDescent
-from ronde.ml.optimizers.conjugate_gradients import solve
-from ronde.ml.optimizers.curvature_pairs import CurvaturePairs
-from ronde.ml.optimizers.line_search import LengthVerdict, best_length, judge, lengths_to_try
-from ronde.ml.optimizers.mini_batches import MiniBatches
-from ronde.ml.optimizers.newton import solve_symmetric
+from ronde.ml.optimizers.descent import (
+    CurvaturePairs,
+    LengthVerdict,
+    align,
+    best_length,
+    judge,
+    lengths_to_try,
+    project,
+    pseudo_gradient,
+    solve,
+    solve_symmetric,
+)
 from ronde.ml.optimizers.optimizer import Optimizer, SearchState
-from ronde.ml.optimizers.orthant import align, project, pseudo_gradient
-from ronde.ml.optimizers.sgd import shrunk
+from ronde.ml.optimizers.sgd import MiniBatches, shrunk
 
 Array = NDArray[Any]
 ACCEPT, SHORTER, LONGER = LengthVerdict.ACCEPT, LengthVerdict.TRY_SHORTER, LengthVerdict.TRY_LONGER
