@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin, with_callbacks
 from sklearn.utils._param_validation import HasMethods  # private, but what `_validate_params` reads
 
-from ronde.ml.fitted_forms import ArrayForm, FittedForm, HistoryForm, NumberForm
+from ronde.ml.fitted_forms import ArrayForm, FittedForm, KindForm, NumberForm
 from ronde.ml.history import History, Progress
 from ronde.ml.saving import save
 from ronde.ml.tasks import one_blas_thread
@@ -104,7 +104,7 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
         "n_features_in_": NumberForm(size="features", is_needed=True),
         "feature_names_in_": ArrayForm(("features",), ("str",)),
-        "history_": HistoryForm(),
+        "history_": KindForm(History, "a History"),
         "n_iter_": NumberForm(),
     }
 
@@ -123,8 +123,8 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
             ValueError: The estimator has no such parameter. For one that scikit-learn's has, the error says what to do.
         """
         for param in params.keys() - self._get_param_names():
-            if advice := advice_for(type(self).__name__, param):
-                raise ValueError(missing_parameter_text(type(self).__name__, param, advice))
+            if problem := describe_missing(type(self).__name__, param):
+                raise ValueError(problem)
         estimator: Self = super().set_params(**params)
         return estimator
 
@@ -165,14 +165,10 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
         progress.end()
 
 
-def advice_for(estimator: str, parameter: str) -> str | None:
-    """Return what to do about a parameter that only scikit-learn's estimator has; None for an unknown one."""
-    return ADVICE_OF.get(estimator, {}).get(parameter) or ADVICE.get(parameter)
-
-
-def missing_parameter_text(estimator: str, parameter: str, advice: str) -> str:
-    """Return the text of the error for such a parameter."""
-    return f"{estimator} has no parameter {parameter!r}, unlike scikit-learn's: {advice}"
+def describe_missing(estimator: str, parameter: str) -> str | None:
+    """Return the error for a parameter that only scikit-learn's estimator has, with advice; None for an unknown one."""
+    advice = ADVICE_OF.get(estimator, {}).get(parameter) or ADVICE.get(parameter)
+    return advice and f"{estimator} has no parameter {parameter!r}, unlike scikit-learn's: {advice}"
 
 
 def explains_missing_parameters(init: Callable[..., None]) -> Callable[..., None]:
@@ -181,10 +177,9 @@ def explains_missing_parameters(init: Callable[..., None]) -> Callable[..., None
 
     @functools.wraps(init)
     def checked(estimator: Any, *arguments: Any, **params: Any) -> None:
-        name = type(estimator).__name__
         for param in params:
-            if param not in known and (advice := advice_for(name, param)):
-                raise TypeError(missing_parameter_text(name, param, advice))
+            if param not in known and (problem := describe_missing(type(estimator).__name__, param)):
+                raise TypeError(problem)
         init(estimator, *arguments, **params)
 
     return checked

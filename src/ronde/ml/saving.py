@@ -324,7 +324,7 @@ def _member(number: int) -> str:
 
 
 def described_settings(estimator: Any) -> dict[str, Any]:
-    """Return the settings of an estimator as JSON; those that it lacks are left out."""
+    """Return as JSON what `set_output` and `set_fit_request` have set; what they have not set is left out."""
     settings: dict[str, Any] = {}
     # scikit-learn has no public way to read what `set_output` has set.
     if output := vars(estimator).get("_sklearn_output_config"):

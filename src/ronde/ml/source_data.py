@@ -27,7 +27,6 @@ __all__ = [
     "HeldRows",
     "SparseRows",
     "checked_parts",
-    "class_factors",
     "is_sparse",
     "mapped_rows",
     "survey",
@@ -257,20 +256,3 @@ def added_class_weights(parts: Iterable[ClassWeights]) -> ClassWeights:
     for each, weights in parts:
         sums[np.searchsorted(classes, each)] += weights
     return classes, sums
-
-
-def class_factors(class_weight: Mapping[Any, float] | str | None, weights: ClassWeights) -> Array:
-    """Return the factor of the weights of each class's rows.
-
-    Raises ValueError if the parameter names a class that does not exist, and leaves one out that does.
-    """
-    classes, sums = weights
-    if class_weight is None:
-        return np.ones(len(classes))
-    if isinstance(class_weight, str):  # "balanced"
-        return np.asarray(sums.sum() / (len(classes) * np.where(sums > 0, sums, 1)))
-    names = classes.tolist()
-    unknown = [each for each in class_weight if each not in names]
-    if unknown and not all(each in class_weight for each in names):
-        raise ValueError(f"class_weight has {unknown}, and the classes are {names}: name classes that exist")
-    return np.array([class_weight.get(each, 1.0) for each in names])

@@ -38,7 +38,7 @@ __all__ = [
     "as_rows",
     "check_features",
     "check_in_memory",
-    "is_on_cluster",
+    "is_cluster_frame",
     "training_data",
 ]
 
@@ -221,9 +221,9 @@ def _columns_on_cluster(X: Any) -> list[str]:
     return list(X.get_resolved_schema().get_column_names()) if is_flink_table(X) else []
 
 
-def is_on_cluster(X: Any) -> bool:
-    """Return whether X stands for rows on a cluster: a data frame or table there, or what `read` makes of one."""
-    return hasattr(X, "mapInArrow") or is_dask_frame(X) or is_flink_table(X) or isinstance(X, LocatedRows)
+def is_cluster_frame(X: Any) -> bool:
+    """Return whether X is a data frame or a table on a cluster."""
+    return hasattr(X, "mapInArrow") or is_dask_frame(X) or is_flink_table(X)
 
 
 def check_in_memory(X: Any, method: str, remedy: str) -> None:
@@ -253,15 +253,9 @@ def check_features(estimator: Any, source: Any, num_features: int, reset: bool) 
 
     Rows without names of columns remove `feature_names_in_`. Raises ValueError as scikit-learn does for a data frame.
     """
-    names = _feature_names(source)
+    # `read` knows the columns of files, of tables and of rows on a cluster; a user's source need not have any.
+    names = source.columns_of("X") if hasattr(source, "columns_of") else ()
     stand_in: Any = np.empty((0, num_features))
     if len(set(names)) == num_features:  # otherwise columns contain lists, or names are unknown
         stand_in = need("pyarrow").table({name: np.empty(0) for name in names})
     validate_data(estimator, stand_in, reset=reset, skip_check_array=True)
-
-
-def _feature_names(source: Any) -> list[str]:
-    """Return the names of the columns of part X; none if they are unknown."""
-    # What `read` makes of files, of tables and of rows on a cluster; a user's source need not have columns.
-    columns_of = getattr(source, "columns_of", None)
-    return list(columns_of("X")) if columns_of else []

@@ -22,7 +22,6 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_is
 
 from ronde.comqueue import LocatedRows, RowSource, iterate
 from ronde.comqueue.named_arrays import NamedArrays
-from ronde.comqueue.read import is_dask_frame, is_flink_table
 from ronde.comqueue.row_blocks import MOST_ROWS
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.clustering.lloyd import (
@@ -30,12 +29,10 @@ from ronde.ml.clustering.lloyd import (
     ChosenRows,
     LloydStep,
     RowAssignment,
-    Runs,
     far_keys,
     final_centers,
 )
 from ronde.ml.clustering.mini_batches import (
-    Batches,
     MiniBatchStep,
     add_batch,
     give_rows,
@@ -44,6 +41,7 @@ from ronde.ml.clustering.mini_batches import (
 )
 from ronde.ml.clustering.points import GEOMETRIES, Nearest, PointReader, find_nearest, offset_of, sum_nearest
 from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm
+from ronde.ml.history import Progress
 from ronde.ml.source_data import SparseRows, is_sparse
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.training_data import (
@@ -52,7 +50,7 @@ from ronde.ml.training_data import (
     as_rows,
     check_features,
     check_in_memory,
-    is_on_cluster,
+    is_cluster_frame,
     training_data,
 )
 
@@ -129,7 +127,7 @@ class CenterEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Cluster
             ValueError: As of `fit`; or the rows are on a cluster, or more than 100,000,000 in files: see `labels_`.
             RemoteError: As of `fit`.
         """
-        if is_on_cluster(X):
+        if is_cluster_frame(X) or isinstance(X, LocatedRows):
             check_in_memory(
                 X, f"fit_predict of {type(self).__name__}", "call fit, and predict on the cluster"
             )
@@ -374,13 +372,13 @@ class KMeans(CenterEstimator):
         reader = self._reader(data)
         number, seed = self._run_count(RUNS_FROM_RANDOM_STARTS), self._seed()
         start = self._start(data, reader, number, seed)
-        runs = Runs(reader, self.n_clusters, start, number, self.max_iter, self.tol, seed)
-        progress = self._progress(runs.number * self.max_iter, {"X": X, "y": y})
+        progress = self._progress(number * self.max_iter, {"X": X, "y": y})
+        step = LloydStep(reader, self.n_clusters, start, number, self.max_iter, self.tol, seed, progress)
         result = iterate(
-            SingleThreadedStep(LloydStep(runs, progress)),
+            SingleThreadedStep(step),
             data=data.rows,
-            state=LloydStep.first_state(),
-            max_iter=runs.number * self.max_iter,
+            state=step.first_state(),
+            max_iter=number * self.max_iter,
             on=place_of(self.on, data.size),
             finish=AssignRows(reader, keeps_labels(data)),
             rows_per_block=rows_per_block(data),
@@ -503,10 +501,11 @@ class MiniBatchKMeans(CenterEstimator):
         reader, size = self._reader(data), min(self.batch_size, data.num_rows)
         most_steps = max(1, self.max_iter * data.num_rows // size)
         progress = self._progress(most_steps, {"X": X, "y": y})
+        step = self._step(data, reader, size, progress)
         result = iterate(
-            SingleThreadedStep(MiniBatchStep(self._batches(data, reader, size), progress)),
+            SingleThreadedStep(step),
             data=data.rows,
-            state=MiniBatchStep.first_state(),
+            state=step.first_state(),
             max_iter=most_steps,
             on=place_of(self.on, size * data.num_features),
             finish=AssignRows(reader, keeps_labels(data)) if self.compute_labels else None,
@@ -581,9 +580,9 @@ class MiniBatchKMeans(CenterEstimator):
         for name in ("labels_", "inertia_"):
             self.__dict__.pop(name, None)
 
-    def _batches(self, data: TrainingData, reader: PointReader, size: int) -> Batches:
+    def _step(self, data: TrainingData, reader: PointReader, size: int, progress: Progress) -> MiniBatchStep:
         number, seed = self._run_count(STARTS_FROM_RANDOM_ROWS), self._seed()
-        return Batches(
+        return MiniBatchStep(
             reader,
             self.n_clusters,
             self._start(data, reader, number, seed),
@@ -594,6 +593,7 @@ class MiniBatchKMeans(CenterEstimator):
             self.max_no_improvement,
             self.reassignment_ratio,
             seed,
+            progress,
         )
 
     def _start_size(self, batch_size: int) -> int:
@@ -616,7 +616,7 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
 
     Raises ValueError and TypeError.
     """
-    if not reset and (hasattr(X, "mapInArrow") or is_dask_frame(X) or is_flink_table(X)):
+    if not reset and is_cluster_frame(X):
         check_in_memory(X, f"a prediction of {type(estimator).__name__}", "")
     X, sample_weight = as_rows(X, sample_weight=sample_weight)
     first = X.load(0, 1) if isinstance(X, RowSource) else None

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
 from ronde.ml.clustering.points import (
-    GEOMETRIES,
     Centers,
     PointReader,
     Points,
@@ -40,7 +39,6 @@ __all__ = [
     "ChosenRows",
     "LloydStep",
     "RowAssignment",
-    "Runs",
     "all_rows",
     "best_candidates",
     "choose_rows",
@@ -62,36 +60,30 @@ CANDIDATES_FOR_A_CENTER = 2  # in each pass
 Keys = Callable[[Points, Array, int], Array]  # of points, by their weights and the number of their block
 
 
-@dataclass(frozen=True)
-class Runs:
-    """What is asked for.
+@dataclass(frozen=True, eq=False)
+class LloydStep:
+    """Assigns all rows to their nearest centers, and moves the centers to the means of their rows.
 
     Attributes:
         reader: Makes points of rows.
         count: The number of centers.
         start: The first centers of each run, as points; or "k-means||", "k-means++" or "random".
-        number: How many runs.
+        runs: How many runs.
         max_iter: How many steps a run has at most.
         tol: The squared distance, relative to the variance of the points, by which all centers together may still move
             in the last step.
         seed: Of the draws.
+        progress: Gets the record of each step, on task 0.
     """
 
     reader: PointReader
     count: int
     start: Sequence[Array] | str
-    number: int
+    runs: int
     max_iter: int
     tol: float
     seed: int
-
-
-class LloydStep:
-    """Assigns all rows to their nearest centers, and moves the centers to the means of their rows."""
-
-    def __init__(self, runs: Runs, progress: Progress) -> None:
-        self._runs, self._progress = runs, progress
-        self._geometry = GEOMETRIES[runs.reader.metric]
+    progress: Progress
 
     @staticmethod
     def first_state() -> dict[str, Any]:
@@ -112,10 +104,10 @@ class LloydStep:
         )
 
     def __call__(self, c: IterationStep) -> None:
-        runs, state = self._runs, c.state
+        state = c.state
         if state.tolerance is None:
-            state.tolerance = tolerance_of(c, runs.reader, runs.tol)
-            state.seed = c.broadcast(runs.seed)  # the ranks of a job may have drawn different ones
+            state.tolerance = tolerance_of(c, self.reader, self.tol)
+            state.seed = c.broadcast(self.seed)  # the ranks of a job may have drawn different ones
         if state.centers is None:
             state.centers, state.steps = self._start(c), 0
         centers, loss = self._moved(c)
@@ -124,23 +116,22 @@ class LloydStep:
         state.steps += 1
         record = dict(step=c.step_no, loss=loss, moved=moved, run=state.run + 1)
         state.records.append(record)
-        ends = moved <= state.tolerance or state.steps == runs.max_iter
+        ends = moved <= state.tolerance or state.steps == self.max_iter
         if ends:
             self._end_run(c)
-        should_stop = c.task_id == 0 and self._progress(record, lambda: self._attributes(state))
-        c.stop_if(should_stop or (ends and state.run == runs.number))
+        should_stop = c.task_id == 0 and self.progress(record, lambda: self._attributes(state))
+        c.stop_if(should_stop or (ends and state.run == self.runs))
 
     def _start(self, c: IterationStep) -> Array:
-        runs = self._runs
-        if isinstance(runs.start, str):
-            return draw_centers(c, runs.reader, runs.count, runs.start, [c.state.seed, c.state.run])
+        if isinstance(self.start, str):
+            return draw_centers(c, self.reader, self.count, self.start, [c.state.seed, c.state.run])
         # A function may have drawn other ones on other ranks.
-        centers: Array = c.broadcast(runs.start[c.state.run])
+        centers: Array = c.broadcast(self.start[c.state.run])
         return centers
 
     def _moved(self, c: IterationStep) -> tuple[Array, float]:
         """Return the new centers, and the loss with the old ones."""
-        reader, centers = self._runs.reader, c.state.centers
+        reader, centers = self.reader, c.state.centers
         prepared = Centers(centers)
 
         def sums_of(block: Any) -> dict[str, Any]:
@@ -148,21 +139,21 @@ class LloydStep:
             return sum_nearest(points, prepared, weights)
 
         total = c.sum_blocks(sums_of)
-        sums, loss = total["sums"], float(total["loss"]) * self._geometry.loss_scale
+        sums, loss = total["sums"], float(total["loss"]) * reader.geometry.loss_scale
         if np.isnan(loss):
             raise ValueError("X contains NaN or infinity: leave such rows out, or replace the values")
         empty = np.flatnonzero(sums[:, -1] == 0)
         if len(empty):
             move_rows(sums, centers, empty, farthest_rows(c, all_rows(c, reader), centers, len(empty)))
-        return self._geometry.means(sums[:, :-1], sums[:, -1], centers), loss
+        return reader.geometry.means(sums[:, :-1], sums[:, -1], centers), loss
 
     def _end_run(self, c: IterationStep) -> None:
         """Keep the centers of this run if they are the best so far, and let the next step start another run."""
         state = c.state
         loss = None
-        if self._runs.number > 1:
+        if self.runs > 1:
             prepared = Centers(state.centers)
-            loss = c.sum_blocks(lambda block: _loss(self._runs.reader, prepared, block))
+            loss = c.sum_blocks(lambda block: _loss(self.reader, prepared, block))
         if state.best is None or loss < state.best_loss:
             state.best, state.best_loss, state.best_steps = state.centers, loss, state.steps
         state.run += 1
@@ -170,7 +161,7 @@ class LloydStep:
 
     def _attributes(self, state: SimpleNamespace) -> dict[str, Any]:
         """Return what the estimator would have as attributes if the fit ended with this state."""
-        return {"cluster_centers_": self._runs.reader.rows(final_centers(state))}
+        return {"cluster_centers_": self.reader.rows(final_centers(state))}
 
 
 def squared_distance(centers: Array, others: Array) -> float:
@@ -226,7 +217,7 @@ class AssignRows:
             return {"loss": nearest.loss, "counts": np.bincount(nearest.labels, minlength=len(centers))}
 
         total = c.sum_blocks(assign)
-        loss = float(total["loss"]) * GEOMETRIES[self._reader.metric].loss_scale
+        loss = float(total["loss"]) * reader.geometry.loss_scale
         kept = np.concatenate(labels) if self._keeps_labels else None
         return RowAssignment(kept, loss, int(np.count_nonzero(total["counts"])))
 

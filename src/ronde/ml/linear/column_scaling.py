@@ -34,11 +34,9 @@ __all__ = [
     "ColumnScaling",
     "StandardizedObjective",
     "column_moments",
-    "column_scaling",
     "curvature_scaling",
     "in_range",
     "moments_of",
-    "no_scaling",
     "rows_and_weights",
     "target_scaling",
 ]
@@ -77,21 +75,6 @@ class ColumnScaling:
             result[..., :features] -= gradient[..., features:] * self.means
         result[..., :features] /= self.scales
         return result
-
-
-def no_scaling(num_features: int) -> ColumnScaling:
-    """Return what leaves the columns as they are."""
-    return ColumnScaling(np.zeros(num_features), np.ones(num_features))
-
-
-def column_scaling(model: Any, data: TrainingData) -> ColumnScaling:
-    """Return means and standard deviations of the columns of X. Constant columns have the scale 1.
-
-    Without an intercept, nothing could make up for the means: they are 0, and the scales are root mean squares. `model`
-    and errors: as of `moments_of`.
-    """
-    moments = moments_of(model, data)
-    return ColumnScaling(moments.means, moments.scales)
 
 
 def curvature_scaling(model: Any, data: TrainingData, l2: float, curvature: float) -> ColumnScaling:

@@ -24,7 +24,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.comqueue import IterationStep
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.fitted_forms import FittedForm, TextForm
+from ronde.ml.fitted_forms import FittedForm, KindForm
 from ronde.ml.history import Progress
 from ronde.ml.linear.column_scaling import (
     CHUNK,
@@ -153,7 +153,10 @@ class Ridge(MultiOutputMixin, LinearRegressor):
         "solver": [StrOptions({"auto", "svd", "cholesky", "lsqr", "sparse_cg", "sag", "saga", "lbfgs"})],
         "random_state": ["random_state"],
     }
-    _fitted_forms: ClassVar[dict[str, FittedForm]] = {**LinearRegressor._fitted_forms, "solver_": TextForm()}
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **LinearRegressor._fitted_forms,
+        "solver_": KindForm(str, "a text"),
+    }
 
     def __init__(
         self,
@@ -206,18 +209,28 @@ def fit_squares(
     def attributes_of(w: Array) -> Mapping[str, Any]:
         return regression_weights(w, fit_intercept, data.dtype, outputs, keeps_column)
 
-    if data.num_features <= MOST_COLUMNS:
-        progress = model._progress(None, data.for_callbacks)
-        report = FitReport(progress, attributes_of)
-        found = least_squares(data, alpha, fit_intercept, model.on, report)
-        in_range(model, found.moments)
-        weights, history = found.weights, found.history
-    else:
-        progress = model._progress(model.max_iter or MOST_STEPS, data.for_callbacks)
-        weights, history = _descend(model, data, alpha, progress, attributes_of)
+    is_small = data.num_features <= MOST_COLUMNS
+    progress = model._progress(None if is_small else model.max_iter or MOST_STEPS, data.for_callbacks)
+    minimize = _solve_normal_equations if is_small else _descend
+    weights, history = minimize(model, data, alpha, progress, attributes_of)
     model._set(attributes_of(weights))
     model.n_iter_ = len(history)
     model._end_fit(progress, history)
+
+
+def _solve_normal_equations(
+    model: LinearModel,
+    data: TrainingData,
+    alpha: float,
+    progress: Progress,
+    attributes_of: Callable[[Array], Mapping[str, Any]],
+) -> tuple[Array, list[Record]]:
+    """Return the weights, shape (outputs, columns), and the records of the steps. Raises ValueError, RemoteError."""
+    step = _Refinement(alpha, model.fit_intercept, data.dtype, FitReport(progress, attributes_of))
+    start: dict[str, Any] = {"moments": None, "matrix": None, "coef": None, "history": []}
+    state = iterate_fit(step, data, start, 2 + REFINEMENTS, model.on)
+    in_range(model, state.moments)
+    return _weights(state, model.fit_intercept), state.history
 
 
 def _descend(
@@ -256,27 +269,6 @@ def _descend(
         loss_factor=targets.scale**2,
     )
     return weights_for_rows(result.w), result.history
-
-
-def least_squares(
-    data: TrainingData, alpha: float, fit_intercept: bool, on: Any, report: FitReport
-) -> SimpleNamespace:
-    """Return `weights`, the coefficients of each output, with the intercept as last column if there is one, and
-    `history`, the records of the steps; and `moments`, which may be out of range.
-
-    The weights minimize the sum over rows of weight * (X w + b - y)^2, plus alpha * |w|^2. `report`: gets the record of
-    each step, and the weights.
-    """
-    state = iterate_fit(
-        _Refinement(alpha, fit_intercept, data.dtype, report),
-        data,
-        {"moments": None, "matrix": None, "coef": None, "history": []},
-        2 + REFINEMENTS,
-        on,
-    )
-    return SimpleNamespace(
-        weights=_weights(state, fit_intercept), history=state.history, moments=state.moments
-    )
 
 
 def _weights(state: SimpleNamespace, fit_intercept: bool) -> Array:

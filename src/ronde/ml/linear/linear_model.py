@@ -22,7 +22,7 @@ from ronde.ml.history import Progress
 from ronde.ml.optimizers import Objective, Optimizer, OptimizerResult
 from ronde.ml.optimizers.descent import DescentOptimizer
 from ronde.ml.optimizers.optimizer import MAX_ITER
-from ronde.ml.source_data import ClassWeights, class_factors, is_sparse
+from ronde.ml.source_data import ClassWeights, is_sparse
 from ronde.ml.tasks import place_of
 from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory
 
@@ -273,7 +273,7 @@ def with_class_numbers(data: TrainingData, class_weight: Any) -> tuple[TrainingD
     Raises ValueError if there are fewer than two, or class_weight names others.
     """
     classes, sums = _at_least_two_classes(data)
-    factors = None if class_weight is None else class_factors(class_weight, (classes, sums))
+    factors = None if class_weight is None else _class_factors(class_weight, (classes, sums))
     data = data.mapped(_ClassNumbers(classes, factors))
     return replace(data, total_weight=float(sums.sum() if factors is None else factors @ sums)), classes
 
@@ -291,13 +291,30 @@ def each_class_against_rest(data: TrainingData, class_weight: Any) -> tuple[dict
     if len(classes) == 2:
         data, _ = with_class_numbers(data, class_weight)
         return {1: data.mapped(ClassSigns(1))}, classes
-    factors = class_factors(class_weight, (classes, sums))
+    factors = _class_factors(class_weight, (classes, sums))
     data, _ = with_class_numbers(data, None)
     problems = {}
     for number, factor in enumerate(factors.tolist()):
         total_weight = float(sums.sum() + (factor - 1) * sums[number])
         problems[number] = replace(data.mapped(ClassSigns(number, factor)), total_weight=total_weight)
     return problems, classes
+
+
+def _class_factors(class_weight: Mapping[Any, float] | str | None, weights: ClassWeights) -> Array:
+    """Return the factor of the weights of each class's rows.
+
+    Raises ValueError if the parameter names a class that does not exist, and leaves one out that does.
+    """
+    classes, sums = weights
+    if class_weight is None:
+        return np.ones(len(classes))
+    if isinstance(class_weight, str):  # "balanced"
+        return np.asarray(sums.sum() / (len(classes) * np.where(sums > 0, sums, 1)))
+    names = classes.tolist()
+    unknown = [each for each in class_weight if each not in names]
+    if unknown and not all(each in class_weight for each in names):
+        raise ValueError(f"class_weight has {unknown}, and the classes are {names}: name classes that exist")
+    return np.array([class_weight.get(each, 1.0) for each in names])
 
 
 def _at_least_two_classes(data: TrainingData) -> ClassWeights:

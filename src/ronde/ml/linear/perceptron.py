@@ -26,7 +26,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from ronde.comqueue import IterationStep
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.history import Progress
-from ronde.ml.linear.column_scaling import ColumnScaling, column_scaling, no_scaling
+from ronde.ml.linear.column_scaling import ColumnScaling, moments_of
 from ronde.ml.linear.linear_model import FitReport, LinearClassifier, split_weights, with_class_numbers
 from ronde.ml.losses import PerceptronLoss
 from ronde.ml.optimizers.objective import LinearObjective, row_chunks
@@ -112,7 +112,8 @@ class Perceptron(LinearClassifier):
         """
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True)
         data, classes = with_class_numbers(data, self.class_weight)
-        scaling = column_scaling(self, data)
+        moments = moments_of(self, data)
+        scaling = ColumnScaling(moments.means, moments.scales)
         search, progress = self._search(data, classes, scaling, self.max_iter, is_new=not self.warm_start)
         self._set(self._attributes(classes, scaling.for_rows(search.best), data.dtype))
         self._end_fit(progress, search.history)
@@ -146,7 +147,8 @@ class Perceptron(LinearClassifier):
         known = self._known_classes(classes, is_first)
         data = training_data(self, X, y, sample_weight, accept_sparse="csr", are_classes=True, reset=is_first)
         data, known = with_class_numbers(_among(known, data), self.class_weight)
-        search, progress = self._search(data, known, no_scaling(data.num_features), 1, is_new=False)
+        as_they_are = ColumnScaling(np.zeros(data.num_features), np.ones(data.num_features))
+        search, progress = self._search(data, known, as_they_are, 1, is_new=False)
         self._set(self._attributes(known, search.w, data.dtype))
         self._end_fit(progress, search.history)
         return self

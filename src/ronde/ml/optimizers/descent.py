@@ -2,7 +2,7 @@
 
 The line search tries few lengths:
 
-1. One length comes first, with the gradient, because it is nearly always right. `judge` compares both ends of the move.
+1. One length comes first, with the gradient, because it is nearly always right. `judge_move` compares both ends.
 2. If it is wrong, the losses at all of `lengths_to_try` are computed in one pass over the rows, and `best_length` takes
    the least. So a step costs at most one sum more, of a few scalars, and never a loop of sums.
 
@@ -39,13 +39,13 @@ __all__ = [
     "LengthVerdict",
     "Newton",
     "OWLQN",
-    "align",
+    "align_direction",
     "best_length",
-    "judge",
+    "judge_move",
     "lengths_to_try",
-    "project",
+    "project_on_orthant",
     "pseudo_gradient",
-    "solve",
+    "conjugate_gradients",
     "solve_symmetric",
 ]
 
@@ -70,14 +70,23 @@ class _Point(NamedTuple):
 class DescentOptimizer(Optimizer):
     """An optimizer that chooses a direction, and then the length of the step by a line search.
 
-    Steps stay in an orthant (`orthant`), so the penalty l1 is exact; without it, that has no effect.
+    Steps stay in an orthant, so the penalty l1 is exact; without it, that has no effect.
 
     Attributes:
         precision: Relative to the loss: if the direction promises less, rounding errors are why no length decreases the
             loss (1e-11, for losses in float64).
+        takes_l1: Whether it minimizes objectives with the penalty l1 (True).
     """
 
     precision = 1e-11
+    takes_l1 = True
+
+    def check(self, objective: Objective) -> None:
+        super().check(objective)
+        if objective.l1 and not self.takes_l1:
+            raise UsageError(
+                f"{type(self).__name__} needs a smooth objective, and this has l1={objective.l1}: use OWLQN"
+            )
 
     @abstractmethod
     def direction(self, search: SearchState, pseudo: Array, total: SummedObjective) -> tuple[Array, float]:
@@ -123,7 +132,7 @@ class DescentOptimizer(Optimizer):
         if self._has_ended(search, total.gradient_norm(pseudo)):
             return
         direction, length = self.direction(search, pseudo, total)
-        direction = align(direction, pseudo, factors)
+        direction = align_direction(direction, pseudo, factors)
         point = self._search(search, pseudo, direction, length, total)
         if point is None:
             length = 0.0
@@ -153,7 +162,7 @@ class DescentOptimizer(Optimizer):
         factors = total.l1_factors(search.w)
 
         def moved(length: float) -> Array:
-            return project(search.w, search.w + length * direction, pseudo, factors)
+            return project_on_orthant(search.w, search.w + length * direction, pseudo, factors)
 
         def at(length: float) -> _Point:
             return _Point(moved(length), *total.loss_and_gradient(moved(length)), length)
@@ -174,7 +183,9 @@ class DescentOptimizer(Optimizer):
     def _judge(self, search: SearchState, pseudo: Array, end: _Point, factors: Array) -> LengthVerdict:
         move = end.w - search.w
         pseudo_there = pseudo_gradient(end.w, end.gradient, factors)
-        return judge(search.loss, float(np.vdot(pseudo, move)), end.loss, float(np.vdot(pseudo_there, move)))
+        return judge_move(
+            search.loss, float(np.vdot(pseudo, move)), end.loss, float(np.vdot(pseudo_there, move))
+        )
 
 
 class GradientDescent(DescentOptimizer):
@@ -252,14 +263,14 @@ class LBFGS(OWLQN):
         memory: How many moves it remembers.
     """
 
-    def check(self, objective: Objective) -> None:
-        super().check(objective)
-        if objective.l1:
-            raise UsageError(f"LBFGS needs a smooth objective, and this has l1={objective.l1}: use OWLQN")
+    takes_l1 = False
 
 
 class CurvaturePairs:
-    """The last pairs of a move and the change of the gradient.
+    """What L-BFGS knows of the curvature: the last moves, and how the gradient has changed on each.
+
+    The two-loop recursion multiplies a vector with the inverse Hessian that these pairs imply. D. C. Liu and J.
+    Nocedal, On the limited memory BFGS method, Mathematical Programming 45 (1989); Nocedal and Wright, algorithm 7.4.
 
     Args:
         memory: How many pairs to keep.
@@ -310,16 +321,13 @@ class Newton(DescentOptimizer):
         max_products: The largest number of passes of one step, if the matrix is not formed.
     """
 
+    takes_l1 = False
+
     def __init__(
         self, max_iter: int = 50, tol: float = 1e-6, dense_size: int = 500, max_products: int = 100
     ) -> None:
         super().__init__(max_iter, tol)
         self.dense_size, self.max_products = dense_size, max_products
-
-    def check(self, objective: Objective) -> None:
-        super().check(objective)
-        if objective.l1:
-            raise UsageError(f"Newton needs a smooth objective, and this has l1={objective.l1}: use OWLQN")
 
     def first_memory(self) -> None:
         return None
@@ -329,7 +337,9 @@ class Newton(DescentOptimizer):
         if w.size <= self.dense_size:
             return -solve_symmetric(total.hessian(w), pseudo.ravel()).reshape(w.shape), 1.0
         tolerance = min(0.5, float(np.sqrt(np.linalg.norm(pseudo))))
-        product = solve(lambda v: total.hessian_product(w, v), pseudo, tolerance, self.max_products)
+        product = conjugate_gradients(
+            lambda v: total.hessian_product(w, v), pseudo, tolerance, self.max_products
+        )
         return -product, 1.0
 
 
@@ -347,7 +357,9 @@ def solve_symmetric(matrix: Array, vector: Array) -> Array:
     return solution
 
 
-def solve(product: Callable[[Array], Array], vector: Array, tolerance: float, max_products: int) -> Array:
+def conjugate_gradients(
+    product: Callable[[Array], Array], vector: Array, tolerance: float, max_products: int
+) -> Array:
     """Return the solution of `product(x) == vector`, or an approximation to it in which `x . vector` is positive.
 
     Args:
@@ -383,7 +395,7 @@ class LengthVerdict(enum.Enum):
     TRY_LONGER = enum.auto()
 
 
-def judge(loss: float, expected_change: float, new_loss: float, further_change: float) -> LengthVerdict:
+def judge_move(loss: float, expected_change: float, new_loss: float, further_change: float) -> LengthVerdict:
     """Return whether a move is good.
 
     Args:
@@ -423,12 +435,12 @@ def pseudo_gradient(w: Array, gradient: Array, factors: Array) -> Array:
     return result
 
 
-def align(direction: Array, pseudo: Array, factors: Array) -> Array:
+def align_direction(direction: Array, pseudo: Array, factors: Array) -> Array:
     """Return the direction without the components in which the penalized function does not decrease."""
     return np.where((factors > 0) & (direction * pseudo >= 0), 0.0, direction)
 
 
-def project(w: Array, moved: Array, pseudo: Array, factors: Array) -> Array:
+def project_on_orthant(w: Array, moved: Array, pseudo: Array, factors: Array) -> Array:
     """Return `moved`, with 0 in place of the weights that have left the orthant of the step from w."""
     orthant = np.where(w == 0, -np.sign(pseudo), np.sign(w))
     return np.where((factors > 0) & (moved * orthant <= 0), 0.0, moved)

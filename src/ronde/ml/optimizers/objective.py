@@ -301,7 +301,11 @@ def _least_rows(w: Array) -> int:
 
 
 def row_chunks(block: Any, least_rows: int = LEAST_ROWS) -> Iterator[RowChunk]:
-    """Yield the rows of a block in chunks that depend only on its shape. A sparse block is one chunk."""
+    """Yield the rows of a block in chunks that depend only on its shape. A sparse block is one chunk.
+
+    A chunk stays in the core's cache: its scores, losses and gradient take its rows from memory once. Products are
+    formed in the dtype of X, sums of losses in float64.
+    """
     X, y, weights = block.X, block.y, getattr(block, "sample_weight", None)
     rows = X.shape[0]
     if not isinstance(X, np.ndarray):
@@ -315,7 +319,10 @@ def row_chunks(block: Any, least_rows: int = LEAST_ROWS) -> Iterator[RowChunk]:
 
 
 class SummedObjective:
-    """An objective in one step of an iteration.
+    """An objective in one step of an iteration, over the rows of all tasks: mean loss and penalties.
+
+    Sums are formed block by block in one fixed order, so they have the same bits for any number of tasks. All tasks
+    call the same methods in the same order, and get the same numbers.
 
     Attributes:
         total_weight: The sum of the weights of all rows.
