@@ -36,6 +36,7 @@ __all__ = [
 
 Array = NDArray[Any]
 Parts = dict[str, Any]
+
 PARTS = ("X", "y", "sample_weight")
 ClassWeights = tuple[Array, Array]  # the classes, sorted, and the sum of the rows' weights of each
 

@@ -43,7 +43,7 @@ with needs_package("pyspark", "spark-ml"):
         MLWriter,
     )
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted

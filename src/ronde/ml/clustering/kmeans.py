@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["KMeans", "MOST_LABELS", "MiniBatchKMeans", "keeps_labels"]
 
 Array = NDArray[Any]
+
 DISTANCES = {"euclidean": euclidean_distances, "cosine": cosine_distances, "haversine": haversine_distances}
 RUNS_FROM_RANDOM_STARTS = 10  # of n_init="auto", as in scikit-learn
 START_BATCHES = 3  # as many rows as in this number of batches are candidates for the first centers

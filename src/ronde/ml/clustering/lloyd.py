@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+
 NO_WEIGHT = 1e-9  # of a cluster, relative to that of a row
 FEW_ROWS = 8192  # all of which are candidates
 PASSES = 2  # over more rows; with more passes the final loss was hardly lower

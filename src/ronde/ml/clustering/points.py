@@ -45,6 +45,7 @@ __all__ = [
 
 Array = NDArray[Any]
 Points = Any  # an array or a CSR array
+
 FAR = 8  # times the spread of a column
 MOST_LATITUDE = np.pi / 2 + 1e-6  # radians; pi / 2 may be rounded up
 # Relative to the squared length of the center: less than this is what rounding leaves of a distance of 0.

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+
 ROUNDING = 4  # units in the last place
 CHUNK = 1 << 18  # numbers of X whose deviations are formed at a time
 LEAST_SQUARES = 1e-290  # sums of squares below have lost digits

@@ -66,6 +66,7 @@ from ronde.ml.training_data import TrainingData, training_data
 __all__ = ["ElasticNet", "Lasso"]
 
 Array = NDArray[Any]
+
 TOO_MANY_COLUMNS = "too many columns"  # the reason if the working set would become larger than MOST_COLUMNS
 MOST_COLUMNS = 1000  # whose matrix of second moments is formed
 FEW_COLUMNS = 100  # may all join the working set at once

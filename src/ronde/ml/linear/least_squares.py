@@ -56,6 +56,7 @@ __all__ = ["LinearRegression", "Ridge"]
 MOST_COLUMNS = 1000  # whose matrix of second moments is formed
 MOST_STEPS = 1000
 Array = NDArray[Any]
+
 IDLE = 1e-9  # of the largest part of a column in such a direction: less is a rounding error
 REFINEMENTS = 8  # at most
 PRECISE = 1e-9  # relative to the largest coefficient: a smaller correction is the last

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+
 FLOAT32_PRECISION = 1e-5  # of the loss, if its scores are float32
 READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 Parts = dict[str, Any]

@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+
 LEAST_CURVATURE = 1e-12  # of a move, relative to the lengths of its pair: less is noise
 DECREASE = 1e-4  # part of the expected decrease that a move must reach
 FLATTER = 0.9  # part of the slope that may be left at its end

@@ -17,6 +17,7 @@ from ronde.ml.losses import Loss
 __all__ = ["LinearObjective", "Objective", "SummedObjective", "row_chunks", "transposed"]
 
 Array = NDArray[Any]
+
 CHUNK_BYTES = 512 << 10
 LEAST_ROWS, LEAST_ROWS_OF_OUTPUTS = 64, 256  # of a chunk, with one output and with several
 

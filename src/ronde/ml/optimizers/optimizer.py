@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Optimizer", "OptimizerResult", "SearchState"]
 
 Array = NDArray[Any]
+
 Record = dict[str, float]
 
 MAX_ITER = "max_iter"  # the reason if the steps end before another reason is there
