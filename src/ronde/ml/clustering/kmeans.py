@@ -625,15 +625,9 @@ def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool
         raise ValueError(
             f"{X!r} has rows with several parts, or on a cluster: expected an array, or `read(path)`"
         )
-    if first is None or isinstance(first, NamedArrays):
-        return training_data(
-            estimator,
-            X,
-            sample_weight=sample_weight,
-            reset=reset,
-            accept_sparse=accepted_formats(estimator.metric),
-        )
     formats = accepted_formats(estimator.metric)
+    if first is None or isinstance(first, NamedArrays):
+        return training_data(estimator, X, sample_weight=sample_weight, reset=reset, accept_sparse=formats)
     first = check_array(first, accept_sparse=formats, dtype=FLOATS, estimator=estimator, input_name="X")
     check_features(estimator, X, first.shape[1], reset)
     if is_sparse(first):

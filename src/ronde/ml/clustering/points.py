@@ -50,9 +50,8 @@ FAR = 8  # times the spread of a column
 MOST_LATITUDE = np.pi / 2 + 1e-6  # radians; pi / 2 may be rounded up
 # Relative to the squared length of the center: less than this is what rounding leaves of a distance of 0.
 ORDER_ROUNDING = float(np.finfo(np.float64).eps)  # for each stored number: sums in another order differ
-MEAN_ROUNDING = (
-    2.0  # times the precision of the points, squared: the mean of equal points is not quite their equal
-)
+# Times the precision of the points, squared: the mean of equal points is not quite their equal.
+MEAN_ROUNDING = 2.0
 
 
 def make_csr(*arguments: Any, **named: Any) -> csr_array:

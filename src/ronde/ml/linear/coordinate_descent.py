@@ -390,16 +390,12 @@ class CoordinateStep:
         assert search.moments is not None
         assert search.losses is not None
         assert search.gradient is not None
-        penalties, curvatures, sizes = (
-            self._penalties(search),
-            self._curvatures(search),
-            np.abs(search.gradient),
-        )
+        penalties, curvatures = self._penalties(search), self._curvatures(search)
+        sizes = np.abs(search.gradient)
         factors = np.divide(penalties, sizes, out=np.ones_like(sizes), where=sizes > penalties).min(axis=1)
         squares = (curvatures * np.square(search.w)).sum(axis=1)
-        products = (
-            2 * search.losses - (search.w * search.gradient).sum(axis=1) + squares
-        )  # residuals by targets
+        # Of residuals by targets.
+        products = 2 * search.losses - (search.w * search.gradient).sum(axis=1) + squares
         gaps = (2 * search.losses + squares) * (1 + np.square(factors)) / 2 - factors * products
         gaps += (penalties * np.abs(search.w)).sum(axis=1)
         return np.asarray(np.square(search.moments.target_scales) * np.maximum(gaps, 0.0))

@@ -21,9 +21,8 @@ __all__ = ["LinearSVC"]
 
 Array = NDArray[Any]
 
-MOST_OF_NEWTON = (
-    101  # weights: with more, the matrix of second derivatives costs more than the steps that it spares
-)
+# Weights: with more, the matrix of second derivatives costs more than the steps that it spares.
+MOST_OF_NEWTON = 101
 MOST_FACTOR = 1000.0  # as of `LogisticRegression`
 MOST_CURVATURE = 2.0  # the largest second derivative of the loss by a score
 
