@@ -1,4 +1,4 @@
-// The Python binding of the inner loop of k-means, for ronde/ml/clustering/center_assignment.py.
+// The Python binding of the inner loop of k-means, for ronde/ml/clustering/points.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>

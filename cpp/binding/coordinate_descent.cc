@@ -1,4 +1,4 @@
-// The Python binding of the inner loop of Lasso and ElasticNet, for ronde/ml/linear/penalized_squares.py.
+// The Python binding of the inner loop of Lasso and ElasticNet, for ronde/ml/linear/coordinate_descent.py.
 #include "kernels/coordinate_descent.h"
 
 #include <nanobind/nanobind.h>

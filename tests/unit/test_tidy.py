@@ -182,8 +182,8 @@ def test_one_module_reads_the_environment() -> None:
 def test_only_a_few_rooms_use_the_native_module() -> None:
     store = tuple(f"src/ronde/stores/{name}.py" for name in ("request_handler", "server", "tcp"))
     channel = "src/ronde/net/message_channel.py"
-    centers = "src/ronde/ml/clustering/center_assignment.py"
-    lasso = "src/ronde/ml/linear/penalized_squares.py"
+    centers = "src/ronde/ml/clustering/points.py"
+    lasso = "src/ronde/ml/linear/coordinate_descent.py"
     allowed = (
         "src/ronde/comm/",
         "src/ronde/engine/",

@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ronde.launch.clusters.platforms import needs_package
 
 if TYPE_CHECKING:
+    from ronde.ml.clustering.kmeans import KMeans, MiniBatchKMeans
     from ronde.ml.history import History
-    from ronde.ml.kmeans import KMeans
-    from ronde.ml.linear.elastic_net import ElasticNet
-    from ronde.ml.linear.lasso import Lasso
-    from ronde.ml.linear.linear_regression import LinearRegression
+    from ronde.ml.linear.coordinate_descent import ElasticNet, Lasso
+    from ronde.ml.linear.least_squares import LinearRegression, Ridge
     from ronde.ml.linear.linear_svc import LinearSVC
     from ronde.ml.linear.logistic_regression import LogisticRegression
     from ronde.ml.linear.perceptron import Perceptron
-    from ronde.ml.linear.ridge import Ridge
-    from ronde.ml.minibatch_kmeans import MiniBatchKMeans
     from ronde.ml.saving import load
 
 __all__ = [
@@ -44,15 +41,15 @@ __all__ = [
 
 # The estimators and where they are. Files of saved estimators may name these classes and no others.
 ESTIMATORS = {
-    "ElasticNet": "ronde.ml.linear.elastic_net",
-    "KMeans": "ronde.ml.kmeans",
-    "Lasso": "ronde.ml.linear.lasso",
-    "LinearRegression": "ronde.ml.linear.linear_regression",
+    "ElasticNet": "ronde.ml.linear.coordinate_descent",
+    "KMeans": "ronde.ml.clustering.kmeans",
+    "Lasso": "ronde.ml.linear.coordinate_descent",
+    "LinearRegression": "ronde.ml.linear.least_squares",
     "LinearSVC": "ronde.ml.linear.linear_svc",
     "LogisticRegression": "ronde.ml.linear.logistic_regression",
-    "MiniBatchKMeans": "ronde.ml.minibatch_kmeans",
+    "MiniBatchKMeans": "ronde.ml.clustering.kmeans",
     "Perceptron": "ronde.ml.linear.perceptron",
-    "Ridge": "ronde.ml.linear.ridge",
+    "Ridge": "ronde.ml.linear.least_squares",
 }
 
 _LAZY = {

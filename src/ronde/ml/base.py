@@ -1,8 +1,9 @@
-"""What all estimators share: parameters, the course of a fit, the history, saving."""
+"""What all estimators share: parameters, the course of a fit, saving."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -12,20 +13,46 @@ from sklearn.base import BaseEstimator
 from sklearn.callback import CallbackSupportMixin, with_callbacks
 from sklearn.utils._param_validation import HasMethods  # private, but what `_validate_params` reads
 
-from ronde.ml.fitted_forms import ArrayForm, FittedForm, HistoryForm, NumberForm
-from ronde.ml.history import History
-from ronde.ml.missing_parameters import (
-    advice_for,
-    explains_missing_parameters,
-    missing_parameter_text,
-)
-from ronde.ml.progress import Progress
+from ronde.ml.fitted_forms import ArrayForm, FittedForm, KindForm, NumberForm
+from ronde.ml.history import History, Progress
 from ronde.ml.saving import save
 from ronde.ml.tasks import one_blas_thread
 
 __all__ = ["DistributedEstimator", "fitting", "overflow_message", "vanishing_message"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+ONE_METHOD = "the estimator has one method, docs/estimators.md names it: leave it out"
+USE_ON = '`on` says where the tasks run, for example on="local:2"'
+NO_PENALTY = "the perceptron has no penalties: leave it out, or use LinearSVC"
+NO_HOLDOUT = "no rows are held out: `n_iter_no_change` and `max_iter` end the fit"
+X_STAYS = "X is never changed: leave it out"
+ADVICE = {
+    "copy_X": X_STAYS,
+    "copy_x": X_STAYS,
+    "dual": ONE_METHOD,
+    "intercept_scaling": "intercepts are never penalized: leave it out",
+    "multi_class": "each class is fitted against the rest: leave it out",
+    "n_jobs": USE_ON,
+    "positive": "coefficients may have both signs: use scikit-learn's estimator for positive ones",
+    "precompute": ONE_METHOD,
+    "selection": ONE_METHOD,
+}
+ADVICE_OF = {
+    "LinearSVC": {"loss": "the loss is the squared hinge: leave it out"},
+    "LogisticRegression": {
+        "penalty": 'l1_ratio=1.0 stands for "l1", l1_ratio=0.0 for "l2", C=float("inf") for None'
+    },
+    "Perceptron": {
+        "alpha": NO_PENALTY,
+        "early_stopping": NO_HOLDOUT,
+        "eta0": "all weights start at 0, so a rate would only scale them: leave it out",
+        "l1_ratio": NO_PENALTY,
+        "penalty": NO_PENALTY,
+        "shuffle": "the order of rows has no effect: leave it out",
+        "tol": "the fit ends after `n_iter_no_change` steps without fewer mistakes: leave it out",
+        "validation_fraction": NO_HOLDOUT,
+    },
+}
 
 
 def fitting(method: Method) -> Method:
@@ -77,7 +104,7 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
         "n_features_in_": NumberForm(size="features", is_needed=True),
         "feature_names_in_": ArrayForm(("features",), ("str",)),
-        "history_": HistoryForm(),
+        "history_": KindForm(History, "a History"),
         "n_iter_": NumberForm(),
     }
 
@@ -96,8 +123,8 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
             ValueError: The estimator has no such parameter. For one that scikit-learn's has, the error says what to do.
         """
         for param in params.keys() - self._get_param_names():
-            if advice := advice_for(type(self).__name__, param):
-                raise ValueError(missing_parameter_text(type(self).__name__, param, advice))
+            if problem := describe_missing(type(self).__name__, param):
+                raise ValueError(problem)
         estimator: Self = super().set_params(**params)
         return estimator
 
@@ -136,3 +163,23 @@ class DistributedEstimator(CallbackSupportMixin, BaseEstimator):
             if not math.isfinite(record["loss"]):
                 raise ValueError(overflow_message(type(self).__name__, record["loss"], record["step"]))
         progress.end()
+
+
+def describe_missing(estimator: str, parameter: str) -> str | None:
+    """Return the error for a parameter that only scikit-learn's estimator has, with advice; None for an unknown one."""
+    advice = ADVICE_OF.get(estimator, {}).get(parameter) or ADVICE.get(parameter)
+    return advice and f"{estimator} has no parameter {parameter!r}, unlike scikit-learn's: {advice}"
+
+
+def explains_missing_parameters(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorate `__init__` of an estimator: the error for a parameter of scikit-learn says what to do instead."""
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(estimator: Any, *arguments: Any, **params: Any) -> None:
+        for param in params:
+            if param not in known and (problem := describe_missing(type(estimator).__name__, param)):
+                raise TypeError(problem)
+        init(estimator, *arguments, **params)
+
+    return checked

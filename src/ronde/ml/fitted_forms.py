@@ -13,18 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ronde.ml.history import History
-
-__all__ = [
-    "INTS",
-    "ArrayForm",
-    "ClassesForm",
-    "FittedForm",
-    "HistoryForm",
-    "NumberForm",
-    "TextForm",
-    "find_wrong_attribute",
-]
+__all__ = ["INTS", "ArrayForm", "ClassesForm", "FittedForm", "KindForm", "NumberForm", "find_wrong_attribute"]
 
 FLOATS = ("float32", "float64")
 INTS = ("int32", "int64")
@@ -120,13 +109,15 @@ class ArrayForm:
 
 
 @dataclass(frozen=True)
-class TextForm:
-    """A text."""
+class KindForm:
+    """An object of a class. `name`: of such an object, for errors."""
 
+    kind: type
+    name: str
     is_needed: bool = False
 
     def problem(self, value: Any, sizes: Sizes) -> str | None:
-        return None if isinstance(value, str) else f"is {_described(value)}: expected a text"
+        return None if isinstance(value, self.kind) else f"is {_described(value)}: expected {self.name}"
 
 
 @dataclass(frozen=True)
@@ -140,16 +131,6 @@ class ClassesForm:
             return f"is {_described(value)}: expected an array of at least two classes"
         sizes["planes"] = 1 if len(value) == 2 else len(value)
         return None
-
-
-@dataclass(frozen=True)
-class HistoryForm:
-    """A `History`."""
-
-    is_needed: bool = False
-
-    def problem(self, value: Any, sizes: Sizes) -> str | None:
-        return None if isinstance(value, History) else f"is {_described(value)}: expected a History"
 
 
 def _described(value: Any) -> str:

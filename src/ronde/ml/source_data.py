@@ -1,4 +1,4 @@
-"""Rows that tasks read themselves as data of a fit.
+"""The rows of a fit as its tasks get them: checked, mapped and counted.
 
 A source is that of `ronde.comqueue.read`, or another `RowSource`. Its rows are a 2-d array, or have the attributes `X`,
 and perhaps `y` and `sample_weight`: `read("clicks/", columns={"X": None, "y": "clicked"})`.
@@ -6,7 +6,7 @@ and perhaps `y` and `sample_weight`: `read("clicks/", columns={"X": None, "y": "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,28 +16,28 @@ from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep, LocatedRows, RowSource, TaskGroup, iterate
 from ronde.data.rows import NamedArrays, StreamedSource
-from ronde.ml.class_weights import ClassWeights, added_class_weights, weights_by_class
-from ronde.ml.sparse_rows import is_sparse, without_duplicates
 from ronde.ml.tasks import place_of
-
-__all__ = [
-    "HeldRows",
-    "MappedLocatedRows",
-    "MappedRows",
-    "RowSurvey",
-    "SparseRows",
-    "checked_parts",
-    "mapped_rows",
-    "survey",
-]
 
 if TYPE_CHECKING:
     from ronde.launch.clusters.cluster import Cluster
+
+__all__ = [
+    "ClassWeights",
+    "HeldRows",
+    "SparseRows",
+    "checked_parts",
+    "is_sparse",
+    "mapped_rows",
+    "survey",
+    "weights_by_class",
+    "without_duplicates",
+]
 
 Array = NDArray[Any]
 Parts = dict[str, Any]
 
 PARTS = ("X", "y", "sample_weight")
+ClassWeights = tuple[Array, Array]  # the classes, sorted, and the sum of the rows' weights of each
 
 
 class MappedRows:
@@ -223,3 +223,36 @@ def _survey_step(c: IterationStep) -> None:
         return RowSurvey(tuple(parts), rows, features, X.dtype, is_sparse(X), weight, by_class)
 
     c.state.found = [each for found in c.gather(c.map_blocks(of_block)) for each in found]
+
+
+def is_sparse(rows: Any) -> bool:
+    """Return whether rows are those of a sparse matrix or array."""
+    return hasattr(rows, "tocsr")
+
+
+def without_duplicates(rows: Any) -> Any:
+    """Return the rows as CSR, with the sum of the numbers that are stored for one place. Leaves `rows` unchanged.
+
+    SciPy allows such duplicates, but code that squares the stored numbers would get wrong results.
+    """
+    rows = rows.tocsr()
+    if not rows.has_canonical_format:
+        rows = rows.copy()
+        rows.sum_duplicates()
+    return rows
+
+
+def weights_by_class(parts: Mapping[str, Any]) -> ClassWeights:
+    """Return the classes in `y`, and the sum of `sample_weight`, or the number of rows, of each."""
+    classes, numbers = np.unique(parts["y"], return_inverse=True)
+    return classes, np.bincount(numbers.ravel(), parts.get("sample_weight"), len(classes)).astype(np.float64)
+
+
+def added_class_weights(parts: Iterable[ClassWeights]) -> ClassWeights:
+    """Return the classes of all parts, and the sums over the parts, formed in their order."""
+    parts = list(parts)
+    classes = np.unique(np.concatenate([each for each, _ in parts]))
+    sums = np.zeros(len(classes))
+    for each, weights in parts:
+        sums[np.searchsorted(classes, each)] += weights
+    return classes, sums

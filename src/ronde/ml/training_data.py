@@ -1,7 +1,11 @@
-"""The arguments of `fit` as data for `iterate`, checked as scikit-learn's estimators check them."""
+"""The arguments of `fit` as data for `iterate`, checked as scikit-learn's estimators check them.
+
+Some name rows elsewhere: a path, a data frame or a table on a cluster, a column. `as_rows` makes sources of these.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,23 +16,36 @@ from sklearn.utils import check_array
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
-from ronde.comqueue import LocatedRows, RowSource
+from ronde.comm.arrays import check_not_masked
+from ronde.comqueue import LocatedRows, RowSource, read
 from ronde.comqueue.partitions import is_located
-from ronde.data.rows import is_source
-from ronde.ml.class_weights import ClassWeights, weights_by_class
-from ronde.ml.feature_names import check_features
-from ronde.ml.row_arguments import as_rows
-from ronde.ml.source_data import HeldRows, checked_parts, mapped_rows, survey
-from ronde.ml.sparse_rows import is_sparse, without_duplicates
+from ronde.data.needs import need
+from ronde.data.rows import is_dask_frame, is_flink_table, is_source
+from ronde.ml.source_data import (
+    ClassWeights,
+    HeldRows,
+    checked_parts,
+    is_sparse,
+    mapped_rows,
+    survey,
+    weights_by_class,
+    without_duplicates,
+)
 
-__all__ = ["FLOATS", "TrainingData", "training_data"]
+__all__ = [
+    "FLOATS",
+    "TrainingData",
+    "as_rows",
+    "check_features",
+    "check_in_memory",
+    "is_cluster_frame",
+    "training_data",
+]
 
 FLOATS = (np.float64, np.float32)
 NO_TARGET = object()
-
 NUMBERS_OF_BLOCK = 1 << 17  # of X: for fewer, the calls of functions would take longer than their work
 MOST_LEAST_ROWS = 4096  # a block of more rows need not have as many numbers
-
 Parts = dict[str, Any]
 
 
@@ -168,3 +185,77 @@ def _data_of_source(
     return TrainingData(
         rows, found.num_rows, found.num_features, found.dtype, found.total_weight, found.class_weights
     )
+
+
+def as_rows(X: Any, **others: Any) -> tuple[Any, ...]:
+    """Return X and the other arguments. If X is a path, or a data frame or table on a cluster, or another argument is
+    the name of a column of X, then X becomes a source of rows with all of them as parts, and the others None.
+
+        X, y, sample_weight = as_rows(X, y=y, sample_weight=sample_weight)
+
+    The part X has all columns of numbers that are not named; of a Spark data frame or a Flink table all columns that
+    are not. Raises UsageError as `read` does, and ValueError.
+    """
+    for name, value in {"X": X, **others}.items():
+        check_not_masked(value, name)
+    names = {name: value for name, value in others.items() if isinstance(value, str)}
+    columns = _columns_on_cluster(X)
+    if not names and not isinstance(X, (str, os.PathLike)) and not columns and not is_dask_frame(X):
+        return X, *others.values()
+    for name, value in others.items():
+        if value is not None and name not in names:
+            raise ValueError(
+                f"{name} is of type {type(value).__name__}, and the rows are those of a file or a table: give the "
+                "name of a column"
+            )
+    # With vectors and arrays, which do not count as columns of numbers.
+    features = [column for column in columns if column not in names.values()] or None
+    source = read(X, {"X": features, **names} if names else features)
+    return source, *(None for _ in others)
+
+
+def _columns_on_cluster(X: Any) -> list[str]:
+    """Return the columns of a Spark data frame or a Flink table; none of others."""
+    if hasattr(X, "mapInArrow"):
+        return list(X.columns)
+    return list(X.get_resolved_schema().get_column_names()) if is_flink_table(X) else []
+
+
+def is_cluster_frame(X: Any) -> bool:
+    """Return whether X is a data frame or a table on a cluster."""
+    return hasattr(X, "mapInArrow") or is_dask_frame(X) or is_flink_table(X)
+
+
+def check_in_memory(X: Any, method: str, remedy: str) -> None:
+    """Raise ValueError if X is not in the memory of this process. `method`: what needs it; `remedy`: what to do."""
+    check_not_masked(X, "X")
+    if hasattr(X, "mapInArrow"):
+        raise ValueError(
+            f"{method} needs rows in memory, and those of a Spark data frame are on the cluster: predict there, by "
+            "ronde.ml.spark.SparkModel(model).transform(frame)"
+        )
+    if is_dask_frame(X):
+        raise ValueError(
+            f"{method} needs rows in memory, and those of a Dask data frame are on the cluster: predict there, by "
+            "frame.map_partitions(model.predict)"
+        )
+    if is_flink_table(X):
+        raise ValueError(
+            f"{method} needs rows in memory, and those of a Flink table are on the cluster: predict there, by "
+            "ronde.ml.flink.with_predictions(table, model)"
+        )
+    if isinstance(X, (str, os.PathLike, RowSource, LocatedRows)):
+        raise ValueError(f"{method} needs rows in memory, and X is {X!r}: {remedy}")
+
+
+def check_features(estimator: Any, source: Any, num_features: int, reset: bool) -> None:
+    """Set `n_features_in_` and `feature_names_in_` from the rows of a source, or compare them with these.
+
+    Rows without names of columns remove `feature_names_in_`. Raises ValueError as scikit-learn does for a data frame.
+    """
+    # `read` knows the columns of files, of tables and of rows on a cluster; a user's source need not have any.
+    names = source.columns_of("X") if hasattr(source, "columns_of") else ()
+    stand_in: Any = np.empty((0, num_features))
+    if len(set(names)) == num_features:  # otherwise columns contain lists, or names are unknown
+        stand_in = need("pyarrow").table({name: np.empty(0) for name in names})
+    validate_data(estimator, stand_in, reset=reset, skip_check_array=True)

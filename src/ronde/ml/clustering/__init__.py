@@ -1,1 +1,1 @@
-"""What the estimators of k-means consist of: metrics, starts, steps, and the native assignment of rows to centers."""
+"""k-means: the estimators, their steps, and points with their nearest centers."""

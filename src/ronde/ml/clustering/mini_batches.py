@@ -15,38 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep
-from ronde.ml.clustering.block_points import PointReader
-from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
-from ronde.ml.clustering.chosen_rows import (
+from ronde.ml.clustering.lloyd import (
     ChosenRows,
     all_rows,
+    best_candidates,
     choose_rows,
+    farthest_rows,
     random_keys,
     rows_by_number,
+    squared_distance,
+    tolerance_of,
 )
-from ronde.ml.clustering.empty_clusters import farthest_rows
-from ronde.ml.clustering.geometry import GEOMETRIES, Geometry
-from ronde.ml.clustering.lloyd import squared_distance, tolerance_of
-from ronde.ml.clustering.points import Points
-from ronde.ml.clustering.starts import best_candidates
-from ronde.ml.progress import Progress
+from ronde.ml.clustering.points import Geometry, PointReader, Points, find_nearest, sum_nearest
+from ronde.ml.history import Progress
 
-__all__ = [
-    "Batches",
-    "MiniBatchStep",
-    "add_batch",
-    "first_state",
-    "give_rows",
-    "start_among",
-    "weak_clusters",
-]
+__all__ = ["MiniBatchStep", "add_batch", "give_rows", "start_among", "weak_clusters"]
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Batches:
-    """What is asked for.
+@dataclass(frozen=True, eq=False)
+class MiniBatchStep:
+    """Assigns the rows of a batch to their nearest centers, and moves these towards them.
 
     Attributes:
         reader: Makes points of rows.
@@ -55,10 +45,11 @@ class Batches:
         starts: How many first centers to draw.
         start_size: How many rows they are drawn among, and compared by.
         size: How many rows a batch has.
-        tol: As of `Runs`.
+        tol: As of `LloydStep`.
         patience: After how many steps without a lower smoothed loss the fit ends; None: never.
         reassignment_ratio: Clusters with less than this times the weight of the largest get another center.
         seed: Of the draws.
+        progress: As of `LloydStep`.
     """
 
     reader: PointReader
@@ -71,85 +62,74 @@ class Batches:
     patience: int | None
     reassignment_ratio: float
     seed: int
+    progress: Progress
 
-
-def first_state() -> dict[str, Any]:
-    """Return the state with which the steps of `MiniBatchStep` begin."""
-    return dict(
-        seed=None,
-        centers=None,
-        counts=None,
-        best=None,
-        tolerance=None,
-        smoothed=None,
-        lowest=None,
-        waited=0,
-        records=[],
-    )
-
-
-class MiniBatchStep:
-    """Assigns the rows of a batch to their nearest centers, and moves these towards them."""
-
-    def __init__(self, batches: Batches, progress: Progress) -> None:
-        self._batches, self._progress = batches, progress
-        self._geometry = GEOMETRIES[batches.reader.metric]
+    @staticmethod
+    def first_state() -> dict[str, Any]:
+        """Return the state with which the iteration begins."""
+        return dict(
+            seed=None,
+            centers=None,
+            counts=None,
+            best=None,
+            tolerance=None,
+            smoothed=None,
+            lowest=None,
+            waited=0,
+            records=[],
+        )
 
     def __call__(self, c: IterationStep) -> None:
-        batches, state = self._batches, c.state
+        geometry, state = self.reader.geometry, c.state
         if state.centers is None:
-            state.tolerance = tolerance_of(c, batches.reader, batches.tol)
-            state.seed = c.broadcast(batches.seed)  # the ranks of a job may have drawn different ones
-            state.centers, state.counts = self._start(c), np.zeros(batches.count)
-        rows = self._batch(c, batches.size, c.step_no)
+            state.tolerance = tolerance_of(c, self.reader, self.tol)
+            state.seed = c.broadcast(self.seed)  # the ranks of a job may have drawn different ones
+            state.centers, state.counts = self._start(c), np.zeros(self.count)
+        rows = self._batch(c, self.size, c.step_no)
         remaining = iter(rows)
         total = c.sum_blocks(lambda block: _sums(next(remaining), state.centers))
-        centers, counts = add_batch(self._geometry, state.centers, state.counts, total["sums"])
-        weak = weak_clusters(counts, batches.reassignment_ratio)
+        centers, counts = add_batch(geometry, state.centers, state.counts, total["sums"])
+        weak = weak_clusters(counts, self.reassignment_ratio)
         if len(weak):
             give_rows(centers, counts, weak, farthest_rows(c, rows, centers, len(weak)))
         moved = squared_distance(centers, state.centers)
         state.centers, state.counts = centers, counts
-        loss = (
-            float(total["loss"]) * self._geometry.loss_scale / max(float(total["sums"][:, -1].sum()), 1e-300)
-        )
+        loss = float(total["loss"]) * geometry.loss_scale / max(float(total["sums"][:, -1].sum()), 1e-300)
         if np.isnan(loss):
             raise ValueError("X contains NaN or infinity: leave such rows out, or replace the values")
         record = dict(step=c.step_no, loss=loss, moved=moved)
         state.records.append(record)
-        should_stop = c.task_id == 0 and self._progress(record, lambda: self._attributes(state))
+        should_stop = c.task_id == 0 and self.progress(record, lambda: self._attributes(state))
         c.stop_if(should_stop or self._has_converged(c, loss, moved))
 
     def _start(self, c: IterationStep) -> Array:
         """Return the first centers with the least loss."""
-        batches, seed = self._batches, c.state.seed
-        if not isinstance(batches.start, str) and len(batches.start) == 1:
-            given: Array = c.broadcast(batches.start[0])
+        if not isinstance(self.start, str) and len(self.start) == 1:
+            given: Array = c.broadcast(self.start[0])
             return given
         rows = self._start_rows(c)
-        centers: Array = c.broadcast(self._best_start(rows, seed) if c.task_id == 0 else None)
+        centers: Array = c.broadcast(self._best_start(rows, c.state.seed) if c.task_id == 0 else None)
         return centers
 
     def _start_rows(self, c: IterationStep) -> ChosenRows:
         """Return the rows among which first centers are drawn. Those without weight are none of them."""
-        batches = self._batches
-        size = batches.start_size
+        size = self.start_size
         rows = choose_rows(c, self._batch(c, size, 0), size, _keys_of_weighted)
-        if len(rows.weights) >= min(batches.count, c.num_rows):
+        if len(rows.weights) >= min(self.count, c.num_rows):
             return rows
         drawn = random_keys([c.state.seed, 0])
 
         def keys(points: Points, weights: Array, block_no: int) -> Array:
             return drawn(points, (weights > 0).astype(np.float64), block_no)
 
-        return choose_rows(c, all_rows(c, batches.reader), size, keys)
+        return choose_rows(c, all_rows(c, self.reader), size, keys)
 
     def _best_start(self, rows: ChosenRows, seed: int) -> Array:
-        batches, starts = self._batches, self._batches.start
+        starts = self.start
         if isinstance(starts, str):
             starts = [
-                start_among(rows, batches.count, starts, [seed, number] if number else [seed])
-                for number in range(batches.starts)
+                start_among(rows, self.count, starts, [seed, number] if number else [seed])
+                for number in range(self.starts)
             ]
         return min(starts, key=lambda centers: find_nearest(rows.points, centers, rows.weights).loss)
 
@@ -160,25 +140,25 @@ class MiniBatchStep:
         else:
             random = np.random.default_rng([c.state.seed, number])
             numbers = np.sort(random.choice(c.num_rows, size, replace=False, shuffle=False))
-        return list(rows_by_number(c, self._batches.reader, numbers))
+        return list(rows_by_number(c, self.reader, numbers))
 
     def _has_converged(self, c: IterationStep, loss: float, moved: float) -> bool:
         """Judge as scikit-learn does. The first step counts only by how far it moved the centers."""
-        batches, state = self._batches, c.state
-        if batches.tol > 0 and moved <= state.tolerance:
+        state = c.state
+        if self.tol > 0 and moved <= state.tolerance:
             return True
-        if c.step_no == 1 or batches.patience is None:
+        if c.step_no == 1 or self.patience is None:
             return False
-        share = min(1.0, 2 * batches.size / (c.num_rows + 1))
+        share = min(1.0, 2 * self.size / (c.num_rows + 1))
         state.smoothed = loss if state.smoothed is None else (1 - share) * state.smoothed + share * loss
         if state.lowest is None or state.smoothed < state.lowest:
             state.lowest, state.waited = state.smoothed, 0
         else:
             state.waited += 1
-        return bool(state.waited >= batches.patience)
+        return bool(state.waited >= self.patience)
 
     def _attributes(self, state: SimpleNamespace) -> dict[str, Any]:
-        return {"cluster_centers_": self._batches.reader.rows(state.centers)}
+        return {"cluster_centers_": self.reader.rows(state.centers)}
 
 
 def start_among(rows: ChosenRows, count: int, init: str, seed: list[int]) -> Array:

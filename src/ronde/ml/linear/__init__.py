@@ -1,3 +1,3 @@
-"""The linear models of `ronde.ml`, one a file."""
+"""The linear models of `ronde.ml`, by the method that fits them."""
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What linear models share: predictions, and how a fit calls an optimizer."""
+"""What linear models share: predictions, classes as targets, and how a fit calls an optimizer."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,31 +18,33 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ronde.ml.base import DistributedEstimator, overflow_message
 from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm
+from ronde.ml.history import Progress
 from ronde.ml.optimizers import Objective, Optimizer, OptimizerResult
 from ronde.ml.optimizers.descent import DescentOptimizer
 from ronde.ml.optimizers.optimizer import MAX_ITER
-from ronde.ml.progress import Progress
-from ronde.ml.row_arguments import check_in_memory
-from ronde.ml.sparse_rows import is_sparse
+from ronde.ml.source_data import ClassWeights, is_sparse
 from ronde.ml.tasks import place_of
-from ronde.ml.training_data import FLOATS, TrainingData
+from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory
 
 __all__ = [
+    "ClassSigns",
     "FitReport",
     "LinearClassifier",
     "LinearModel",
     "LinearRegressor",
+    "each_class_against_rest",
     "float_targets",
     "regression_weights",
     "split_weights",
     "weights_of_zeros",
+    "with_class_numbers",
 ]
 
 Array = NDArray[Any]
 
 FLOAT32_PRECISION = 1e-5  # of the loss, if its scores are float32
-
 READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
+Parts = dict[str, Any]
 
 
 class LinearModel(DistributedEstimator):
@@ -263,3 +266,96 @@ def regression_weights(
         "coef_": coef.reshape(*rows, coef.shape[-1]),
         "intercept_": intercept.reshape(outputs)[()] if fit_intercept else 0.0,
     }
+
+
+def with_class_numbers(data: TrainingData, class_weight: Any) -> tuple[TrainingData, Array]:
+    """Return the data with numbers of classes as targets and weights by class, and the classes.
+
+    Raises ValueError if there are fewer than two, or class_weight names others.
+    """
+    classes, sums = _at_least_two_classes(data)
+    factors = None if class_weight is None else _class_factors(class_weight, (classes, sums))
+    data = data.mapped(_ClassNumbers(classes, factors))
+    return replace(data, total_weight=float(sums.sum() if factors is None else factors @ sums)), classes
+
+
+def each_class_against_rest(data: TrainingData, class_weight: Any) -> tuple[dict[int, TrainingData], Array]:
+    """Return the data of each problem by the number of its class, and the classes.
+
+    The targets are 1 for the rows of the class and -1 for the rest; of two classes only the second has a problem.
+    Weights by class are as in scikit-learn's `LinearSVC`: with two classes each has its own; with more, a class has it
+    only where it is the one against the rest.
+
+    Raises ValueError as `with_class_numbers` does.
+    """
+    classes, sums = _at_least_two_classes(data)
+    if len(classes) == 2:
+        data, _ = with_class_numbers(data, class_weight)
+        return {1: data.mapped(ClassSigns(1))}, classes
+    factors = _class_factors(class_weight, (classes, sums))
+    data, _ = with_class_numbers(data, None)
+    problems = {}
+    for number, factor in enumerate(factors.tolist()):
+        total_weight = float(sums.sum() + (factor - 1) * sums[number])
+        problems[number] = replace(data.mapped(ClassSigns(number, factor)), total_weight=total_weight)
+    return problems, classes
+
+
+def _class_factors(class_weight: Mapping[Any, float] | str | None, weights: ClassWeights) -> Array:
+    """Return the factor of the weights of each class's rows.
+
+    Raises ValueError if the parameter names a class that does not exist, and leaves one out that does.
+    """
+    classes, sums = weights
+    if class_weight is None:
+        return np.ones(len(classes))
+    if isinstance(class_weight, str):  # "balanced"
+        return np.asarray(sums.sum() / (len(classes) * np.where(sums > 0, sums, 1)))
+    names = classes.tolist()
+    unknown = [each for each in class_weight if each not in names]
+    if unknown and not all(each in class_weight for each in names):
+        raise ValueError(f"class_weight has {unknown}, and the classes are {names}: name classes that exist")
+    return np.array([class_weight.get(each, 1.0) for each in names])
+
+
+def _at_least_two_classes(data: TrainingData) -> ClassWeights:
+    assert data.class_weights is not None
+    classes, sums = data.class_weights
+    if len(classes) < 2:
+        raise ValueError(
+            f"y has only one class, {classes.tolist()[0]!r}: a classifier needs samples of at least 2 classes"
+        )
+    return classes, sums
+
+
+@dataclass(frozen=True)
+class _ClassNumbers:
+    """Replaces classes by their numbers, and weights each with its factor, if there are any."""
+
+    classes: Array
+    factors: Array | None
+
+    def __call__(self, parts: Parts) -> Parts:
+        numbers = np.searchsorted(self.classes, parts["y"])
+        numbered = {**parts, "y": numbers.astype(np.float64)}
+        if self.factors is not None:
+            numbered["sample_weight"] = self.factors[numbers] * parts.get("sample_weight", 1.0)
+        return numbered
+
+
+@dataclass(frozen=True)
+class ClassSigns:
+    """Replaces the number of a class by 1, and others by -1: `data.mapped(ClassSigns(1))`.
+
+    `factor`: of the weights of the rows of the class.
+    """
+
+    number: int
+    factor: float = 1.0
+
+    def __call__(self, parts: Parts) -> Parts:
+        belongs = parts["y"] == self.number
+        signed = {**parts, "y": np.where(belongs, 1.0, -1.0)}
+        if self.factor != 1:
+            signed["sample_weight"] = np.where(belongs, self.factor, 1.0) * parts.get("sample_weight", 1.0)
+        return signed

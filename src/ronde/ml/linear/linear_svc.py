@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.linear.class_targets import each_class_against_rest
-from ronde.ml.linear.column_scaling import curvature_scaling
-from ronde.ml.linear.linear_model import LinearClassifier, split_weights
-from ronde.ml.linear.standardized_objective import StandardizedObjective
+from ronde.ml.linear.column_scaling import StandardizedObjective, curvature_scaling
+from ronde.ml.linear.linear_model import LinearClassifier, each_class_against_rest, split_weights
 from ronde.ml.losses import SquaredHingeLoss
 from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, Newton, OptimizerResult
 from ronde.ml.training_data import training_data
@@ -23,9 +21,8 @@ __all__ = ["LinearSVC"]
 
 Array = NDArray[Any]
 
-MOST_OF_NEWTON = (
-    101  # weights: with more, the matrix of second derivatives costs more than the steps that it spares
-)
+# Weights: with more, the matrix of second derivatives costs more than the steps that it spares.
+MOST_OF_NEWTON = 101
 MOST_FACTOR = 1000.0  # as of `LogisticRegression`
 MOST_CURVATURE = 2.0  # the largest second derivative of the loss by a score
 

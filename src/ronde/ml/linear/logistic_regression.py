@@ -14,10 +14,8 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import INTS, ArrayForm, FittedForm
-from ronde.ml.linear.class_targets import ClassSigns, with_class_numbers
-from ronde.ml.linear.column_scaling import curvature_scaling
-from ronde.ml.linear.linear_model import LinearClassifier, split_weights
-from ronde.ml.linear.standardized_objective import StandardizedObjective
+from ronde.ml.linear.column_scaling import StandardizedObjective, curvature_scaling
+from ronde.ml.linear.linear_model import ClassSigns, LinearClassifier, split_weights, with_class_numbers
 from ronde.ml.losses import LogisticLoss, MultinomialLoss
 from ronde.ml.optimizers import LBFGS, OWLQN, LinearObjective, Newton, Optimizer
 from ronde.ml.training_data import training_data

@@ -12,11 +12,8 @@ docs/optimizers.md explains them, and how to write an objective. They need NumPy
 
 from __future__ import annotations
 
-from ronde.ml.optimizers.gradient_descent import GradientDescent
-from ronde.ml.optimizers.lbfgs import LBFGS, OWLQN
-from ronde.ml.optimizers.linear_objective import LinearObjective
-from ronde.ml.optimizers.newton import Newton
-from ronde.ml.optimizers.objective import Objective
+from ronde.ml.optimizers.descent import LBFGS, OWLQN, GradientDescent, Newton
+from ronde.ml.optimizers.objective import LinearObjective, Objective
 from ronde.ml.optimizers.optimizer import Optimizer, OptimizerResult
 from ronde.ml.optimizers.sgd import SGD
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ronde.comqueue import IterationStep, iterate
 from ronde.errors import UsageError
-from ronde.ml.optimizers.objective import Objective
-from ronde.ml.optimizers.summed_objective import SummedObjective
+from ronde.ml.optimizers.objective import Objective, SummedObjective
 from ronde.ml.tasks import SingleThreadedStep, one_blas_thread
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Optimizer", "OptimizerResult", "SearchState"]
 
 Array = NDArray[Any]
+
 Record = dict[str, float]
 
 MAX_ITER = "max_iter"  # the reason if the steps end before another reason is there

@@ -23,8 +23,8 @@ import ronde.ml
 from ronde.comqueue import AllReduce, IterativeComQueue
 from ronde.errors import RemoteError
 from ronde.ml import KMeans, MiniBatchKMeans
-from ronde.ml.clustering import starts
-from ronde.ml.clustering.point_data import MOST_LABELS, keeps_labels
+from ronde.ml.clustering import lloyd
+from ronde.ml.clustering.kmeans import MOST_LABELS, keeps_labels
 from ronde.ml.training_data import TrainingData
 
 Array = NDArray[Any]
@@ -113,7 +113,7 @@ def test_iris_as_a_queue_and_as_an_estimator() -> None:
 
 @pytest.mark.parametrize("init", ["k-means||", "random"])
 def test_the_number_of_tasks_does_not_matter(init: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "FEW_ROWS", 1000)  # draw candidates, as from many rows
+    monkeypatch.setattr(lloyd, "FEW_ROWS", 1000)  # draw candidates, as from many rows
     X = some_points()
     weights = np.random.default_rng(1).uniform(size=len(X))
     fits = [

@@ -12,7 +12,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from ronde._native import descend_coordinates
 from ronde.errors import UsageError
-from ronde.ml.linear.penalized_squares import minimize_quadratic
+from ronde.ml.linear.coordinate_descent import minimize_quadratic
 
 Array = NDArray[Any]
 

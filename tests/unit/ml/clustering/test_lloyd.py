@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from ronde.errors import UsageError
-from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
-from ronde.ml.clustering.chosen_rows import ChosenRows, random_keys
-from ronde.ml.clustering.empty_clusters import far_keys, move_rows
-from ronde.ml.clustering.starts import best_candidates
+from ronde.ml.clustering.lloyd import ChosenRows, best_candidates, far_keys, move_rows, random_keys
+from ronde.ml.clustering.points import find_nearest, sum_nearest
 
 Array = NDArray[Any]
 

@@ -1,6 +1,6 @@
 """Prints the coefficients that statsmodels finds, which `test_statsmodels.py` has as numbers.
 
-python -m tests.unit.ml.statsmodels_oracle
+python -m tests.unit.ml.linear.statsmodels_oracle
 """
 
 from __future__ import annotations

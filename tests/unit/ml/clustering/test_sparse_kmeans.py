@@ -16,9 +16,8 @@ from sklearn import cluster as sklearn_cluster
 from ronde.comqueue import read
 from ronde.data.rows import NamedArrays
 from ronde.ml import ElasticNet, KMeans, MiniBatchKMeans
-from ronde.ml.clustering import lloyd, starts
-from ronde.ml.clustering.center_assignment import find_nearest, sum_nearest
-from ronde.ml.clustering.points import distinct_points
+from ronde.ml.clustering import lloyd
+from ronde.ml.clustering.points import distinct_points, find_nearest, sum_nearest
 from ronde.ml.source_data import checked_parts
 
 Array = NDArray[Any]
@@ -79,7 +78,7 @@ def test_equals_scikit_learns_from_the_same_start(
 def test_the_number_of_tasks_does_not_matter(
     init: str, few_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starts, "FEW_ROWS", few_rows)
+    monkeypatch.setattr(lloyd, "FEW_ROWS", few_rows)
     X = sparse_rows()
     models = [
         KMeans(5, init=init, n_init=5, random_state=3, on=f"threads:{tasks}").fit(X) for tasks in (1, 2, 3, 4)

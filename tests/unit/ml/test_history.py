@@ -12,8 +12,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from threadpoolctl import threadpool_info
 
-from ronde.ml.history import History
-from ronde.ml.progress import Progress
+from ronde.ml.history import History, Progress
 from ronde.ml.tasks import one_blas_thread, place_of
 
 

@@ -106,7 +106,7 @@ def test_units_of_y_have_no_effect(name: str, fit_intercept: bool, scale: float)
 def test_units_of_y_have_no_effect_with_many_columns(
     name: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ronde.ml.linear.penalized_squares.MOST_COLUMNS", 10)  # so that OWL-QN goes on
+    monkeypatch.setattr("ronde.ml.linear.coordinate_descent.MOST_COLUMNS", 10)  # so that OWL-QN goes on
     make = {**REGRESSORS, "ElasticNet": elastic_net}[name]
     model, expected = (make(each).fit(WIDE, WIDE_Y * each) for each in (scale, 1.0))
     precision = 1e-3 if name == "ElasticNet" and scale > 1e9 else 1e-5

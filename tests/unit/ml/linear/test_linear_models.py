@@ -119,7 +119,7 @@ def test_a_classifier_finds_the_length_of_its_first_step_with_large_columns(scal
 def test_many_columns_take_another_way_to_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ridge = ronde.ml.Ridge(alpha=3.0, tol=1e-9)
     few = ridge.fit(X, TARGETS["two outputs"]).coef_
-    monkeypatch.setattr("ronde.ml.linear.squares_fit.MOST_COLUMNS", 3)
+    monkeypatch.setattr("ronde.ml.linear.least_squares.MOST_COLUMNS", 3)
     many = ridge.fit(X, TARGETS["two outputs"])
     np.testing.assert_allclose(many.coef_, few, atol=1e-6)
     assert many.n_iter_ > 3

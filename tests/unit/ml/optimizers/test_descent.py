@@ -10,14 +10,20 @@ import pytest
 from numpy.typing import NDArray
 
 from ronde.ml.optimizers import OWLQN, SGD, GradientDescent
-from ronde.ml.optimizers.conjugate_gradients import solve
-from ronde.ml.optimizers.curvature_pairs import CurvaturePairs
-from ronde.ml.optimizers.line_search import LengthVerdict, best_length, judge, lengths_to_try
-from ronde.ml.optimizers.mini_batches import MiniBatches
-from ronde.ml.optimizers.newton import solve_symmetric
+from ronde.ml.optimizers.descent import (
+    CurvaturePairs,
+    LengthVerdict,
+    align_direction,
+    best_length,
+    conjugate_gradients,
+    judge_move,
+    lengths_to_try,
+    project_on_orthant,
+    pseudo_gradient,
+    solve_symmetric,
+)
 from ronde.ml.optimizers.optimizer import Optimizer, SearchState
-from ronde.ml.optimizers.orthant import align, project, pseudo_gradient
-from ronde.ml.optimizers.sgd import shrunk
+from ronde.ml.optimizers.sgd import MiniBatches, shrunk
 
 Array = NDArray[Any]
 ACCEPT, SHORTER, LONGER = LengthVerdict.ACCEPT, LengthVerdict.TRY_SHORTER, LengthVerdict.TRY_LONGER
@@ -30,18 +36,18 @@ ACCEPT, SHORTER, LONGER = LengthVerdict.ACCEPT, LengthVerdict.TRY_SHORTER, Lengt
 def test_lengths_on_a_parabola(length: float, verdict: LengthVerdict) -> None:
     # x^2 from x = 1 in the direction -2: the minimum is at length 0.5, and length 1 is as high as the start.
     end = 1 - 2 * length
-    assert judge(1.0, -4 * length, end**2, -4 * end * length) is verdict
+    assert judge_move(1.0, -4 * length, end**2, -4 * end * length) is verdict
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_length_whose_loss_is_no_number_is_too_long(loss: float) -> None:
-    assert judge(1.0, -1.0, loss, math.nan) is SHORTER
+    assert judge_move(1.0, -1.0, loss, math.nan) is SHORTER
 
 
 def test_among_losses_that_differ_by_rounding_the_slope_decides() -> None:
-    assert judge(1.0, -1e-17, 1.0 + 2e-16, 1e-18) is ACCEPT
-    assert judge(1.0, -1e-17, 1.0 + 2e-16, 1e-16) is SHORTER
-    assert judge(1.0, -1e-3, 1.0 + 1e-9, 0.0) is SHORTER
+    assert judge_move(1.0, -1e-17, 1.0 + 2e-16, 1e-18) is ACCEPT
+    assert judge_move(1.0, -1e-17, 1.0 + 2e-16, 1e-16) is SHORTER
+    assert judge_move(1.0, -1e-3, 1.0 + 1e-9, 0.0) is SHORTER
 
 
 def test_the_best_length_is_the_one_with_the_least_loss() -> None:
@@ -108,8 +114,8 @@ def test_a_step_stays_in_its_orthant() -> None:
     pseudo = np.array([2.0, -2.0, 1.0, -1.0, 2.0])
     factors = np.array([1.0, 1.0, 1.0, 1.0, 0.0])
     moved = w - pseudo
-    assert project(w, moved, pseudo, factors).tolist() == [0.0, 0.0, -1.0, 1.0, -1.0]
-    assert align(np.array([-1.0, -1.0, 1.0, 1.0, 1.0]), pseudo, factors).tolist() == [
+    assert project_on_orthant(w, moved, pseudo, factors).tolist() == [0.0, 0.0, -1.0, 1.0, -1.0]
+    assert align_direction(np.array([-1.0, -1.0, 1.0, 1.0, 1.0]), pseudo, factors).tolist() == [
         -1.0,
         0.0,
         0.0,
@@ -135,9 +141,11 @@ def test_conjugate_gradients_solve_in_as_many_products_as_there_are_unknowns() -
         products.append(x)
         return np.asarray(matrix @ x)
 
-    assert np.allclose(matrix @ solve(product, vector, 1e-12, 100), vector)
+    assert np.allclose(matrix @ conjugate_gradients(product, vector, 1e-12, 100), vector)
     assert len(products) <= 7
-    assert (solve(np.zeros_like, vector, 1e-12, 100) == vector).all()  # flat: the direction of the vector
+    assert (
+        conjugate_gradients(np.zeros_like, vector, 1e-12, 100) == vector
+    ).all()  # flat: the direction of the vector
 
 
 def test_a_direction_leads_downhill_also_where_the_function_is_flat_or_bends_down() -> None:

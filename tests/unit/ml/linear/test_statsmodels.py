@@ -1,4 +1,4 @@
-"""Coefficients next to those of statsmodels 0.15.0, as `python -m tests.unit.ml.statsmodels_oracle` prints them."""
+"""Coefficients next to those of statsmodels 0.15.0: `python -m tests.unit.ml.linear.statsmodels_oracle` prints them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.ml.statsmodels_oracle import BINARY, CLASSES, NUMBERS, RIDGE, WEIGHTS, X
+from tests.unit.ml.linear.statsmodels_oracle import BINARY, CLASSES, NUMBERS, RIDGE, WEIGHTS, X
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
