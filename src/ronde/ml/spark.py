@@ -39,8 +39,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from ronde.ml.spark_predictions import with_predictions
-from ronde.spark.estimator.params import check_names
-from ronde.spark.estimator.persistence import metadata_session
+from ronde.spark.ml_params import check_names, metadata_session
 
 __all__ = ["SparkEstimator", "SparkModel"]
 

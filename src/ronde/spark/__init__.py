@@ -42,9 +42,9 @@ __all__ = [
 ]
 _ESTIMATOR = {  # loaded when first used: it needs PyTorch
     "RunStore": "ronde.parquet.store",
-    "SparkBackend": "ronde.spark.estimator.backend",
-    "TorchEstimator": "ronde.spark.estimator.estimator",
-    "TorchModel": "ronde.spark.estimator.model",
+    "SparkBackend": "ronde.spark.torch_estimator",
+    "TorchEstimator": "ronde.spark.torch_estimator",
+    "TorchModel": "ronde.spark.torch_model",
 }
 
 R = TypeVar("R")
@@ -237,6 +237,9 @@ def _cluster(is_elastic: bool, resources: ResourceProfile | None, requires_encry
 
 def __getattr__(name: str) -> Any:
     if name in _ESTIMATOR:
+        from ronde.parquet.needs import need  # only the estimator needs it
+
+        need("torch", extra="spark-estimator")  # with an error that says how to install it
         return getattr(import_module(_ESTIMATOR[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ronde.spark.estimator.backend as ours
+import ronde.spark.torch_estimator as ours
 from ronde.compat.calls import with_horovod, with_horovods_words
 
 __all__ = ["Backend", "SparkBackend"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ronde.spark.estimator.estimator import TorchEstimator as HorovodEstimator
-from ronde.spark.estimator.model import TorchModel as HorovodModel
+from ronde.spark.torch_estimator import TorchEstimator as HorovodEstimator
+from ronde.spark.torch_model import TorchModel as HorovodModel
 
 __all__ = ["HorovodEstimator", "HorovodModel"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ronde.spark.estimator.params import EstimatorParams, ModelParams
+from ronde.spark.ml_params import EstimatorParams, ModelParams
 
 __all__ = ["EstimatorParams", "ModelParams"]

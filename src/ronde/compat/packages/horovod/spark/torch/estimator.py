@@ -8,10 +8,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from ronde.errors import UnsupportedError
-from ronde.spark.estimator.backend import EstimatorBackend
-from ronde.spark.estimator.estimator import TorchEstimator as OurEstimator
-from ronde.spark.estimator.model import TorchModel as OurModel
-from ronde.spark.estimator.params import EstimatorParams, ModelParams
+from ronde.spark.ml_params import EstimatorParams, ModelParams
+from ronde.spark.torch_estimator import EstimatorBackend
+from ronde.spark.torch_estimator import TorchEstimator as OurEstimator
+from ronde.spark.torch_model import TorchModel as OurModel
 
 from ..common.backend import SparkBackend  # noqa: TID252 - type checkers do not know a package horovod
 
