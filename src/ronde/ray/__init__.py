@@ -16,14 +16,9 @@ from ronde.foreign_names import other_names
 from ronde.launch.calls import check_arguments
 from ronde.launch.clusters.engine_package import needs_package
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.functions import (
-    ELASTIC_RESTARTS,
-    RunOptions,
-    interface_names,
-    run_function,
-    start_timeout_ns,
-)
+from ronde.launch.driver.functions import run_function
 from ronde.launch.driver.job_store import reachable_by_tasks
+from ronde.launch.job_options import RunOptions
 from ronde.net.protection import secrecy_is_wanted
 from ronde.process.error_file import described
 from ronde.ray.worker_calls import INTERRUPTED, SHUT_DOWN, CallServer, WorkerCall, fetch_result, serve_calls
@@ -168,8 +163,7 @@ class RayExecutor:
         else:
             self._placing = Placing(cpus_per_worker, gpus)
         self.num_workers, self.min_workers, self.max_workers = num_workers, min_workers, max_workers
-        self._reset_limit = ELASTIC_RESTARTS if reset_limit is None else reset_limit
-        self._elastic_timeout_s = elastic_timeout
+        self._reset_limit, self._elastic_timeout = reset_limit, elastic_timeout
         self._uses_current_group = use_current_placement_group
         self._environment: dict[str, str] = {}
         self._job: _Job | None = None
@@ -330,19 +324,17 @@ class RayExecutor:
         return RayCluster(self._placing, group, self.settings.require_encrypted_rpc)
 
     def _options(self, num_proc: int, min_num_proc: int | None = None) -> RunOptions:
-        settings, is_elastic = self.settings, min_num_proc is not None
-        start_timeout_s = settings.timeout_s + settings.placement_group_timeout_s
+        settings = self.settings
         return RunOptions(
             num_proc=num_proc,
             min_num_proc=min_num_proc,
-            start_timeout_ns=start_timeout_ns(
-                start_timeout_s, self._elastic_timeout_s if is_elastic else None
-            ),
-            environment=self._environment,
-            interface=interface_names(settings.nics),
-            encrypts=settings.encrypt,
-            is_talkative=settings.verbose > 0,
-            max_restarts=self._reset_limit if is_elastic else 0,
+            start_timeout=settings.timeout_s + settings.placement_group_timeout_s,
+            elastic_timeout=None if min_num_proc is None else self._elastic_timeout,
+            reset_limit=self._reset_limit,
+            env=self._environment,
+            verbose=settings.verbose,
+            nics=settings.nics,
+            encrypt=settings.encrypt,
         )
 
 
@@ -359,7 +351,7 @@ class _Job:
     def __init__(self, cluster: RayCluster, make_executable: Callable[[], Any], options: RunOptions) -> None:
         self._cluster = cluster
         config = LaunchConfig(WorkerSpec(argv=()), interface=options.interface)
-        is_secret = options.encrypts or secrecy_is_wanted()
+        is_secret = options.encrypt or secrecy_is_wanted()
         self._ranks = range(options.num_proc)
         self.calls = CallServer(*reachable_by_tasks(config), is_secret)
         self._thread = threading.Thread(

@@ -16,13 +16,8 @@ from ronde.errors import UsageError
 from ronde.foreign_names import other_names
 from ronde.launch.clusters.base import Cluster
 from ronde.launch.clusters.engine_package import needs_package
-from ronde.launch.driver.functions import (
-    ELASTIC_RESTARTS,
-    RunOptions,
-    interface_names,
-    run_function,
-    start_timeout_ns,
-)
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 
 with needs_package("pyspark", "spark"):
     from pyspark import SparkContext
@@ -108,16 +103,16 @@ def run(
     cluster = _cluster(False, resources, require_encrypted_rpc)
     options = RunOptions(
         num_proc=_default_number(cluster) if num_proc is None else num_proc,
-        start_timeout_ns=start_timeout_ns(start_timeout),
-        environment=env or {},
+        start_timeout=start_timeout,
+        env=env,
         stdout=stdout,
         stderr=stderr,
-        is_talkative=verbose > 0,
-        interface=interface_names(nics),
-        has_timestamps=prefix_output_with_timestamp,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
         prefix=prefix,
-        python=executable,
-        encrypts=encrypt,
+        executable=executable,
+        encrypt=encrypt,
         mpi_options=_mpi_options(use_mpi, use_gloo, extra_mpi_args),
     )
     return _run(cluster, fn, args, kwargs, options)
@@ -182,16 +177,17 @@ def run_elastic(
     options = RunOptions(
         num_proc=max_num_proc or wanted,
         min_num_proc=min_num_proc or wanted,
-        start_timeout_ns=start_timeout_ns(start_timeout, elastic_timeout),
-        environment=env or {},
+        start_timeout=start_timeout,
+        elastic_timeout=elastic_timeout,
+        reset_limit=reset_limit,
+        env=env,
         stdout=stdout,
         stderr=stderr,
-        is_talkative=verbose > 0,
-        interface=interface_names(nics),
-        has_timestamps=prefix_output_with_timestamp,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
         prefix=prefix,
-        encrypts=encrypt,
-        max_restarts=ELASTIC_RESTARTS if reset_limit is None else reset_limit,
+        encrypt=encrypt,
     )
     return _run(cluster, fn, args, kwargs, options)
 

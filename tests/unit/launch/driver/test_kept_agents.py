@@ -20,8 +20,9 @@ from tests.conformance.cluster_kinds import agent_of
 from ronde.errors import WorkerError
 from ronde.launch.clusters.base import Capabilities, SlotEvents, Ticket
 from ronde.launch.driver import kept_agents
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import run_function
 from ronde.launch.driver.task import run_task
+from ronde.launch.job_options import RunOptions
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 def run(fn: Callable[..., Any], *args: Any, ranks: int = 1, **environment: str) -> list[Any]:
     cluster, output = ThreadCluster(), io.StringIO()
-    options = RunOptions(ranks, environment=environment, stdout=output, stderr=output, is_talkative=False)
+    options = RunOptions(ranks, env=environment, stdout=output, stderr=output, verbose=0)
     try:
         return run_function(cluster, fn, args, {}, options)
     finally:

@@ -66,7 +66,7 @@ def add_modules(parent: str, **modules: Sequence[str]) -> None:
 
     Classes and functions of the parent then say that they are from the module, as in Horovod, also in pickles.
     """
-    whole = sys.modules[parent]
+    whole: Any = sys.modules[parent]
     if not hasattr(whole, "__path__"):
         whole.__path__ = []  # so Python takes it for a package, and asks `_Last` for other modules below it
     for short, names in modules.items():
