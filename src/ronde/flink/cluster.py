@@ -391,7 +391,7 @@ def _describe_failure(error: Exception, wanted: int = 0, capacity: Capacity | No
 
 
 def _is_cancellation(error: Exception) -> bool:
-    """Return whether somebody cancelled the job."""
+    """Return whether a user or program cancelled the job."""
     return any(_CANCELLED in cause for cause in _java_causes(error) or [str(error)])
 
 

@@ -193,7 +193,7 @@ class SparkCluster:
         return True
 
     def _mark_jobs(self, tag: str, description: str) -> None:
-        """Give the jobs of this thread a tag of ours. It has the job group of the caller, who cancels them by that."""
+        """Give the jobs of this thread a tag of Ronde's. They keep the job group by which the caller cancels them."""
         context = self._context
         context.addJobTag(tag)
         context.setInterruptOnCancel(True)
@@ -222,7 +222,7 @@ class SparkCluster:
                 events.slot_ended(slot, problem)
 
     def _run_tasks(self, ticket: Ticket, slots: Sequence[int]) -> str:
-        """Run a task for each slot; return what a task says, or why there was none, "" if all went well.
+        """Run a task for each slot; return why one failed or none ran, "" if all went well.
 
         All tickets differ in their slots only, and a large function would travel through a file.
         """

@@ -25,7 +25,7 @@ __all__ = [
     "metadata_session",
 ]
 
-# What JSON cannot hold.
+# Parameters that JSON cannot hold.
 OBJECTS = (
     "model",
     "optimizer",
@@ -63,7 +63,7 @@ def _accessors(cls: type[C]) -> type[C]:
 
 
 def check_names(params: Any, given: dict[str, Any]) -> None:
-    """Raise UsageError for a name that is no parameter."""
+    """Raise UsageError if a name is not that of a parameter."""
     known = [param.name for param in params.params]
     if unknown := [name for name in given if name not in known]:
         raise UsageError(

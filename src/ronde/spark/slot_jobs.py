@@ -1,6 +1,6 @@
 """Jobs of Spark whose tasks are slots: what a task runs, why a job has failed, and jobs that are cancelled together.
 
-Classic Spark and Spark Connect use it.
+Classic Spark (`cluster`) and Spark Connect (`connect_cluster`) use it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ronde.launch.driver.task import run_task
 
 __all__ = ["Submissions", "describe_failure", "is_cancellation", "run_any", "run_once"]
 
-OWN_END_S = 1.0  # for jobs to end of their own accord, because their tasks do, before they are interrupted
+OWN_END_S = 1.0  # for jobs to end with their tasks, before they are interrupted
 AGAIN_S = 0.5  # between interruptions
-LONGEST_WAIT_S = 5.0  # of `cancel`; what takes longer ends while the caller goes on
+LONGEST_WAIT_S = 5.0  # of `cancel`; other jobs end while the caller goes on
 LONGEST_CANCEL_S = 60.0
 
 # Of the last line of a Python traceback in Spark's report of a failed task.
@@ -79,7 +79,7 @@ def describe_failure(error: Exception) -> str:
 
 
 def is_cancellation(error: Exception) -> bool:
-    """Return whether a Spark job has ended because somebody cancelled it, or stopped its session."""
+    """Return whether a Spark job was cancelled, or ended with its session."""
     return re.search("cancel", _text_of(error).splitlines()[0], re.IGNORECASE) is not None
 
 
@@ -90,10 +90,10 @@ def _text_of(error: Exception) -> str:
 
 
 class Submissions:
-    """What a cluster has submitted since it was made, or since it was last cancelled.
+    """The jobs or queries of a cluster since it was made or last cancelled. A thread waits for the end of each.
 
-    `tag`: what Spark calls them together. `interrupt`: has Spark cancel all that runs with this tag; returns whether
-    the session still lives.
+    `tag`: the tag that all of them have. `interrupt`: has Spark cancel the jobs with this tag; returns whether the
+    session still lives.
     """
 
     def __init__(self, interrupt: Callable[[str], bool]) -> None:
@@ -109,10 +109,9 @@ class Submissions:
             thread.start()
 
     def cancel(self) -> None:
-        """Return when all has ended, what does not end soon by an interruption, or after `LONGEST_WAIT_S`.
+        """Return when all jobs have ended, at the latest after `LONGEST_WAIT_S`; interrupt those that do not end soon.
 
-        A program that ended before its tasks would leave an error of the JVM on the screen, which then cannot report
-        the tasks' accumulators.
+        If the program ended before its tasks, the JVM could not report their accumulators, and would print an error.
         """
         self.is_cancelled = True
         if self._threads:
@@ -121,7 +120,7 @@ class Submissions:
             thread.join(LONGEST_WAIT_S)
 
     def _cancel(self) -> None:
-        """Interrupt until no thread waits: a job that is just being submitted does not notice."""
+        """Interrupt again and again until no thread waits, because a job that is being submitted misses it."""
         ends_s = time.monotonic() + LONGEST_CANCEL_S
         has_ended = self._wait(OWN_END_S)
         while not has_ended and time.monotonic() < ends_s and self._interrupt(self.tag):

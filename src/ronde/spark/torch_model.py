@@ -12,7 +12,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param.shared import HasOutputCols
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ronde.errors import UsageError
 from ronde.parquet.needs import need

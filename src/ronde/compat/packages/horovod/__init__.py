@@ -21,7 +21,7 @@ _ELASTIC = (
     "there is no elastic state: save and load ronde.Checkpoints; all workers start again after a change"
 )
 _LAUNCH = "call horovod.run(fn, args, np=...), or start a script by ronde run --horovod"
-_INSTEAD = {  # of what has an equivalent that is no module or name of Horovod; it counts for all below it, too
+_INSTEAD = {  # by the name that Ronde lacks: what to use; it also counts for all names below
     "horovod.common.elastic": _ELASTIC,
     "horovod.ray.BaseHorovodWorker": "give RayExecutor.start an executable_cls",
     "horovod.ray.elastic.TestDiscovery": "use Ray's own test clusters (ray.cluster_utils)",

@@ -1,7 +1,4 @@
-"""`horovod.spark.common`: what Horovod's estimators share: stores, backends, base classes, and questions of programs.
-
-Horovod has each in a module, such as `horovod.spark.common.store`.
-"""
+"""`horovod.spark.common`: stores, backends, base classes and functions that Horovod's estimators share."""
 
 from __future__ import annotations
 
