@@ -224,7 +224,7 @@ def test_modules_of_the_launcher_do_not_hide_those_of_the_user() -> None:
 
 def test_a_python_that_is_not_there_is_named() -> None:
     with pytest.raises(WorkerError, match=r"did not start: .* No such file or directory: /no/python"):
-        run(sizes, 1, workers=1, python="/no/python", stdout=io.StringIO(), stderr=io.StringIO())
+        run(sizes, 1, workers=1, executable="/no/python", stdout=io.StringIO(), stderr=io.StringIO())
 
 
 @pytest.mark.slow
