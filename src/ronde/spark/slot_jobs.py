@@ -38,7 +38,7 @@ def run_any(ticket: Ticket, variables: Mapping[str, str] | None = None) -> list[
     """
     context = _task_context()
     module_path = [path for path in sys.path if not _CORE_JAR.fullmatch(path)]
-    run_task(ticket, context.taskAttemptId(), _gpus(context), module_path, variables, keeps_agent=True)
+    run_task(ticket, context.taskAttemptId(), _gpus(context), module_path, variables)
     return []
 
 
