@@ -149,23 +149,15 @@ def run_elastic(
     (`ronde.Checkpoints`). Each rank is a Spark job of one task, so dynamic allocation works.
 
     Args:
-        fn: As of `run`.
-        args, kwargs: As of `run`.
+        fn, args, kwargs: As of `run`.
         num_proc: The number of ranks wanted, if `max_num_proc` is not given (default: as of `run`).
         min_num_proc: The smallest number of ranks with which the job runs (default: `num_proc`).
         max_num_proc: The largest number of ranks (default: `num_proc`).
         start_timeout: The time for `min_num_proc` ranks to get Spark tasks, in seconds (default: 600).
         elastic_timeout: The same after a loss (default: `start_timeout`); the larger of both applies.
         reset_limit: How often the ranks may start again after a rank has failed (default: 20).
-        env: As of `run`.
-        stdout, stderr: As of `run`.
-        verbose: As of `run`.
-        nics: As of `run`.
-        prefix_output_with_timestamp: As of `run`.
-        prefix: As of `run`.
-        resources: As of `run`.
-        encrypt: As of `run`.
-        require_encrypted_rpc: As of `run`.
+        env, stdout, stderr, verbose, nics, prefix_output_with_timestamp: As of `run`.
+        prefix, resources, encrypt, require_encrypted_rpc: As of `run`.
 
     Raises:
         WorkerError: A rank failed too often.
