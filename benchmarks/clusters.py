@@ -106,10 +106,11 @@ def turn_of(name: str, ranks: int, arrays: str) -> Callable[[], float]:
         return lambda: ronde.run(reduce_with_ronde, np=ranks)[0]
     if name in PROTECTIONS:
         from ronde.launch.clusters.local import LocalCluster
-        from ronde.launch.driver.functions import RunOptions, run_function
+        from ronde.launch.driver.functions import run_function
+        from ronde.launch.job_options import RunOptions
 
         environment = {"RONDE_PROTECTION": PROTECTIONS[name]}
-        cluster, options = LocalCluster(ranks), RunOptions(ranks, is_talkative=False, environment=environment)
+        cluster, options = LocalCluster(ranks), RunOptions(ranks, verbose=0, env=environment)
         return lambda: run_function(cluster, reduce_with_ronde, (), {}, options)[0]
     if name == SPARK:
         from ronde import spark

@@ -22,8 +22,9 @@ import ronde
 from ronde.errors import TimeoutError
 from ronde.launch.clusters.cluster import SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import run_function
 from ronde.launch.driver.task import run_task
+from ronde.launch.job_options import RunOptions
 from ronde.net.addresses import parse_address
 
 pytestmark = pytest.mark.slow

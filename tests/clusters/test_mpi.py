@@ -20,7 +20,8 @@ from tests.conformance.cluster_kinds import agents
 import ronde
 from ronde.errors import TimeoutError, UsageError, WorkerError
 from ronde.launch.clusters.local import LocalCluster
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 from ronde.net.addresses import addresses_here
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed here")
@@ -90,7 +91,8 @@ _DRIVER = """
 from pathlib import Path
 from tests.clusters.rank_functions import waits_for_death
 from ronde.launch.clusters.local import LocalCluster
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 run_function(LocalCluster(2), waits_for_death, (Path({folder!r}),), {{}}, RunOptions(2, mpi_options=()))
 """
 
@@ -110,12 +112,12 @@ def test_nothing_keeps_running_after_the_driver_is_killed(tmp_path: Path) -> Non
 
 def test_too_few_slots_are_an_error_with_numbers() -> None:
     with pytest.raises(TimeoutError, match="this machine has 1 slots, 0 of them free"):
-        run(LocalCluster(1), computes, 2, start_timeout_ns=10**9)
+        run(LocalCluster(1), computes, 2, start_timeout=1)
 
 
 def test_what_contradicts_mpi_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="encrypted"):
-        run(LocalCluster(2), computes, 2, encrypts=True)
+        run(LocalCluster(2), computes, 2, encrypt=True)
     with pytest.raises(UsageError, match="elastic"):
         run(LocalCluster(2), computes, 2, min_num_proc=1)
     with pytest.raises(UsageError, match="ronde run --launcher mpi"):

@@ -102,6 +102,8 @@ def test_fits_predicts_and_is_saved(session: Any, frame: Any, folder: Path, capf
     model.save(str(folder / "model"))
     loaded = PipelineModel.load(str(folder / "model"))
     assert loaded.stages[0].history == trained.history
+    (metadata,) = (folder / "model" / "stages").glob("*/metadata/part-00000*")
+    assert '"class":"ronde.spark.TorchModel"' in metadata.read_text(), "a file must not name a private module"
     predicted = loaded.transform(frame).select("x", "y", "y__output").collect()
     weights = trained.getModel()
     for row in predicted:

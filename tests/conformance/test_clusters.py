@@ -22,9 +22,10 @@ from ronde.errors import UsageError, WorkerError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.cluster import Capacity, Cluster, Ticket
 from ronde.launch.config import LaunchConfig, WorkerSpec
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import run_function
 from ronde.launch.driver.job_store import reachable_by_tasks, tcp_addresses
 from ronde.launch.driver.task_server import TaskConnection, TaskServer, TaskStreams
+from ronde.launch.job_options import RunOptions
 from ronde.net.authentication import Protection
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

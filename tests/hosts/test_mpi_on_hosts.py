@@ -12,7 +12,8 @@ from tests.conftest import MARK_NAME, MARK_VALUE
 from tests.hosts import ssh
 from tests.hosts.alternating_hosts import AlternatingHosts, task_programs
 
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 from ronde.testing.hosts import Hosts
 
 pytestmark = [

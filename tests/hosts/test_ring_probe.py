@@ -19,7 +19,8 @@ from tests.hosts.ssh_jobs import World
 from ronde.errors import RondeError
 from ronde.launch.clusters import local
 from ronde.launch.clusters.cluster import Capabilities, SlotEvents, Ticket
-from ronde.launch.driver.functions import RunOptions, run_function
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 from ronde.settings import JobKey
 from ronde.stores.server import StoreServer
 from ronde.testing.hosts import SWITCH, Hosts
@@ -194,10 +195,10 @@ def test_tasks_of_a_cluster_have_ranks_by_host_and_use_the_interface_that_connec
 ) -> None:
     pair.cut_switch()
     out, err = io.StringIO(), io.StringIO()
-    options = RunOptions(4, stdout=out, stderr=err, start_timeout_ns=30 * 10**9)
+    options = RunOptions(4, stdout=out, stderr=err, start_timeout=30)
     with pytest.raises(RondeError, match=r" cannot reach .*no answer within 5 s"):
         run_function(HostsCluster(pair.hosts), place, (), {}, options)
     pair.add_link()
-    named = replace(options, interface="direct,eth7")  # the driver has neither
+    named = replace(options, nics="direct,eth7")  # the driver has neither
     results = run_function(HostsCluster(pair.hosts), place, (), {}, named)
     assert results == [(0, 0, 2, 0, 4), (1, 1, 2, 0, 4), (2, 0, 2, 1, 4), (3, 1, 2, 1, 4)]

@@ -26,7 +26,7 @@ def with_horovod(fn: Callable[..., R]) -> Callable[..., R]:
 def with_horovods_words(awaited: str = "processes") -> Iterator[None]:
     """Put the words by which programs recognize Horovod's errors before the text of an error of a job.
 
-    `awaited`: what Horovod says that it has waited for when the job did not start in time.
+    `awaited`: the processes that Horovod's error names when the job did not start in time.
     """
     try:
         yield

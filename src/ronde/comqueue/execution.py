@@ -307,7 +307,8 @@ def _run_in_processes(plan: Plan, num_tasks: int) -> list[Any]:
 
 
 def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) -> list[Any]:
-    from ronde.launch.driver.functions import RunOptions, run_packed_call  # only clusters need it
+    from ronde.launch.driver.functions import run_packed_call  # only clusters need these
+    from ronde.launch.job_options import RunOptions
 
     common, parts = _divided(plan, num_tasks, is_cluster=True)
     values = _Values([common, *parts])
@@ -315,7 +316,7 @@ def _run_on_cluster(plan: Plan, cluster: Callable[[], Cluster], num_tasks: int) 
     memory = DriverMemory(num_tasks) if rule and rule.folder is None else None
     place = DriverPlace() if memory else _folder_of(plan)
     arguments = (_without_data(plan), values, place)
-    options = RunOptions(num_tasks, environment=ORDERED)
+    options = RunOptions(num_tasks, env=ORDERED)
 
     def run_once() -> list[Any]:
         where = _placed(plan, cluster())

@@ -11,7 +11,8 @@ from typing import Any, TextIO, TypeVar
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
 from ronde.launch.clusters.platforms import needs_package
-from ronde.launch.driver.functions import RunOptions, interface_names, run_function, start_timeout_ns
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 
 with needs_package("distributed", "dask"):
     from distributed import Client, default_client
@@ -76,15 +77,15 @@ def run(
     cluster = DaskCluster(client, require_encrypted_rpc)
     options = RunOptions(
         num_proc=_free_threads(cluster) if num_proc is None else num_proc,
-        start_timeout_ns=start_timeout_ns(start_timeout),
-        environment=env or {},
+        start_timeout=start_timeout,
+        env=env,
         stdout=stdout,
         stderr=stderr,
-        is_talkative=verbose > 0,
-        interface=interface_names(nics),
-        has_timestamps=prefix_output_with_timestamp,
-        python=executable,
-        encrypts=encrypt,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+        executable=executable,
+        encrypt=encrypt,
     )
     positional, named = client.gather([args, kwargs or {}])
     try:

@@ -5,8 +5,9 @@ Dask cannot interrupt a running task. Such a task ends when its agent does, and 
 Dask would run the task of a lost worker again. This cluster learns of the loss from the scheduler and cancels the task,
 because the driver decides what follows.
 
-What this cluster cancels it reports itself, at once: the callbacks of a client may never run once the client is closed,
-and one that asks a closed client for something may wait for ever, and with it all later ones of the process.
+The cluster reports the end of tasks that it cancels itself, at once: the callbacks of a client may never run after the
+client is closed, and a callback that asks a closed client may block for ever, and all later callbacks of the process
+with it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ together and ends them together; it does not restart them, because the driver de
 from __future__ import annotations
 
 import math
+import re
 import sys
 import threading
 import time
@@ -19,16 +20,16 @@ from urllib.parse import urlsplit
 import pyflink
 from py4j.protocol import Py4JJavaError
 from pyflink.common import Configuration, JobClient, Types
-from pyflink.datastream import StreamExecutionEnvironment
+from pyflink.datastream import ProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from pyflink.java_gateway import get_gateway
 from pyflink.table import Table
 from pyflink.util.java_utils import get_field_value
 
 from ronde.errors import UsageError
 from ronde.flink.table_rows import add_slots, environment_of
-from ronde.flink.tasks import SlotFunction, describe_failure, is_cancellation, lacks_slots, root_cause
 from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.platforms import report_unencrypted
+from ronde.launch.driver.task import run_task
 
 __all__ = ["FlinkCluster", "check_encryption"]
 
@@ -49,6 +50,13 @@ SETTINGS = {
     "execution.runtime-mode": "STREAMING",
     "python.fn-execution.bundle.size": "1",
 }
+
+# Of the last line of a Python traceback in Flink's report of a failed task.
+_PYTHON_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .*", re.MULTILINE)
+_SERVER_CAUSE = re.compile(r"^Caused by: (?:\w+\.)*\w+: (.*)", re.MULTILINE)  # in what the JobManager answers
+_CANCELLED = "JobCancellationException"
+_NO_SLOTS = "NoResourceAvailableException"
+_NO_PYFLINK, _NO_RONDE = "No module named 'pyflink'", "No module named 'ronde'"
 
 
 class FlinkCluster:
@@ -174,8 +182,8 @@ class FlinkCluster:
             events.all_ended(str(error))
         except Exception as error:
             if not is_cancelled.is_set():
-                reason = describe_failure(error, len(tickets), capacity)
-                events.all_ended(reason, is_loss=not is_cancellation(error))
+                reason = _describe_failure(error, len(tickets), capacity)
+                events.all_ended(reason, is_loss=not _is_cancellation(error))
         else:
             for ticket in tickets:
                 events.slot_ended(ticket.slot, "")
@@ -188,7 +196,7 @@ class FlinkCluster:
         try:
             job.get_job_execution_result().result()
         except Py4JJavaError as error:
-            if is_final or not lacks_slots(error):
+            if is_final or not _lacks_slots(error):
                 raise
             return True
         return False
@@ -210,7 +218,7 @@ class FlinkCluster:
                 add_slots(*self._table, tickets)
                 return self._environment.execute_async(name)
         stream = self._environment.from_collection([0], Types.INT()).broadcast()
-        stream.process(SlotFunction(tickets), Types.INT()).set_parallelism(len(tickets)).name("agent")
+        stream.process(_SlotFunction(tickets), Types.INT()).set_parallelism(len(tickets)).name("agent")
         return self._environment.execute_async(name)
 
     def _follow(self, job: JobClient, is_cancelled: threading.Event) -> None:
@@ -257,7 +265,7 @@ class FlinkCluster:
                 yield client
             except Py4JJavaError as error:
                 raise UsageError(
-                    f"no Flink cluster answers at {where}: {root_cause(error)}; check execution.target, rest.address "
+                    f"no Flink cluster answers at {where}: {_root_cause(error)}; check execution.target, rest.address "
                     "and rest.port in Flink's settings"
                 ) from None
 
@@ -341,3 +349,72 @@ def check_encryption(urls: Sequence[str], is_required: bool) -> None:
             remedy = f"set {TLS} and security.ssl.rest.enabled to true"
             report_unencrypted("Flink", remedy, is_required)
             return
+
+
+class _SlotFunction(ProcessFunction):  # type: ignore[misc]  # PyFlink has no types
+    """Blocks in `run_task` when its element comes. Each subtask, one in each slot, takes the ticket of its index."""
+
+    def __init__(self, tickets: Sequence[Ticket]) -> None:
+        self._tickets = tickets
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        """Note which subtask this is, and in which attempt."""
+        self._ticket = self._tickets[runtime_context.get_index_of_this_subtask()]
+        self._attempt = runtime_context.get_attempt_number()
+
+    def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterator[Any]:
+        """Run the task. It emits nothing."""
+        run_task(self._ticket, self._attempt)
+        return iter(())
+
+
+def _describe_failure(error: Exception, wanted: int = 0, capacity: Capacity | None = None) -> str:
+    """Return in one line why Flink ended or refused a job.
+
+    `wanted`, `capacity`: how many slots the job needs, and those of the cluster.
+    """
+    causes = _java_causes(error) or [str(error)]
+    text = causes[-1]
+    if _is_cancellation(error):
+        return "the Flink job was cancelled"
+    if _lacks_slots(error):
+        there = f"{capacity.total} slots, {capacity.free} of them free" if capacity else "fewer"
+        return f"the Flink job failed: it needs {wanted} slots, and Flink has {there}"
+    if _NO_PYFLINK in text or _NO_RONDE in text:
+        return (
+            "the Python of the TaskManagers does not find PyFlink and Ronde: install them there, or name a Python that "
+            "has them, python.executable in Flink's settings"
+        )
+    named = _PYTHON_ERROR.findall(text) or _SERVER_CAUSE.findall(text)
+    first = named[-1] if named else text.strip().splitlines()[0]
+    return f"the Flink job failed: {first.strip()}"
+
+
+def _is_cancellation(error: Exception) -> bool:
+    """Return whether a user or program cancelled the job."""
+    return any(_CANCELLED in cause for cause in _java_causes(error) or [str(error)])
+
+
+def _lacks_slots(error: Exception) -> bool:
+    """Return whether Flink had too few slots for a job."""
+    return any(_NO_SLOTS in cause for cause in _java_causes(error) or [str(error)])
+
+
+def _root_cause(error: Exception) -> str:
+    """Return in one line the Java exception that is the root of one of Py4J."""
+    return (_java_causes(error) or [str(error)])[-1].strip(": \n").splitlines()[0]
+
+
+def _java_causes(error: Exception) -> list[str]:
+    """Return the Java exceptions behind one of Py4J, with their messages.
+
+    The last one is the root, or a cause above it whose message ends with that of the root and says more.
+    """
+    causes: list[str] = []
+    java = getattr(error, "java_exception", None)
+    while java is not None:
+        name, message = java.getClass().getSimpleName(), java.getMessage() or ""
+        if not (message and causes and causes[-1].endswith(message)):
+            causes.append(f"{name}: {message}")
+        java = java.getCause()
+    return causes

@@ -94,11 +94,12 @@ def _run_on_cluster(
     use_mpi: bool,
 ) -> list[R]:
     from ronde.launch.clusters.cluster import registered_cluster  # only such jobs need these
-    from ronde.launch.driver.functions import RunOptions, run_function
+    from ronde.launch.driver.functions import run_function
+    from ronde.launch.job_options import RunOptions
 
     if isinstance(cluster, str):
         cluster = registered_cluster(cluster)
-    options = RunOptions(workers, environment=environment, mpi_options=() if use_mpi else None)
+    options = RunOptions(workers, env=environment, mpi_options=() if use_mpi else None)
     return run_function(cluster, fn, args, kwargs, options)
 
 

@@ -51,8 +51,7 @@ from sklearn.utils.validation import check_is_fitted
 from ronde.data.needs import need
 from ronde.ml.row_predictions import OutputKind, as_matrix, output_kind, without_feature_names
 from ronde.spark.columns import as_arrays
-from ronde.spark.estimator.params import check_names
-from ronde.spark.estimator.persistence import metadata_session
+from ronde.spark.ml_params import check_names, metadata_session
 
 __all__ = ["SparkEstimator", "SparkModel"]
 

@@ -158,7 +158,7 @@ class RayCluster:
                     del self._running[ref]
                 _report(waiting.pop(ref), ref, events)
             self._release()
-        except SystemExit:  # what Ray raises in threads when ray.shutdown() is called
+        except SystemExit:  # Ray raises it in threads when ray.shutdown() is called
             events.all_ended("this process has left the Ray cluster")
 
     def _release(self) -> None:
@@ -207,7 +207,7 @@ def _bundles_for(slots: int, placing: Placing) -> list[dict[str, float]]:
 
 
 def _describe(error: BaseException) -> str:
-    """Return one line for why a task ended: its exception, or what Ray says about its process."""
+    """Return in one line why a task ended: its exception, or what Ray reports about its process."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     first_line = (str(cause).strip() or "no details").splitlines()[0]
     return f"{type(cause).__name__}: {first_line}"

@@ -16,13 +16,8 @@ from ronde.errors import UsageError
 from ronde.foreign_names import other_names
 from ronde.launch.clusters.cluster import Cluster
 from ronde.launch.clusters.platforms import needs_package
-from ronde.launch.driver.functions import (
-    ELASTIC_RESTARTS,
-    RunOptions,
-    interface_names,
-    run_function,
-    start_timeout_ns,
-)
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 
 with needs_package("pyspark", "spark"):
     from pyspark import SparkContext
@@ -42,9 +37,9 @@ __all__ = [
 ]
 _ESTIMATOR = {  # loaded when first used: it needs PyTorch
     "RunStore": "ronde.parquet.store",
-    "SparkBackend": "ronde.spark.estimator.backend",
-    "TorchEstimator": "ronde.spark.estimator.estimator",
-    "TorchModel": "ronde.spark.estimator.model",
+    "SparkBackend": "ronde.spark.torch_estimator",
+    "TorchEstimator": "ronde.spark.torch_estimator",
+    "TorchModel": "ronde.spark.torch_model",
 }
 
 R = TypeVar("R")
@@ -108,16 +103,16 @@ def run(
     cluster = _cluster(False, resources, require_encrypted_rpc)
     options = RunOptions(
         num_proc=_default_number(cluster) if num_proc is None else num_proc,
-        start_timeout_ns=start_timeout_ns(start_timeout),
-        environment=env or {},
+        start_timeout=start_timeout,
+        env=env,
         stdout=stdout,
         stderr=stderr,
-        is_talkative=verbose > 0,
-        interface=interface_names(nics),
-        has_timestamps=prefix_output_with_timestamp,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
         prefix=prefix,
-        python=executable,
-        encrypts=encrypt,
+        executable=executable,
+        encrypt=encrypt,
         mpi_options=_mpi_options(use_mpi, use_gloo, extra_mpi_args),
     )
     return _run(cluster, fn, args, kwargs, options)
@@ -154,23 +149,15 @@ def run_elastic(
     (`ronde.Checkpoints`). Each rank is a Spark job of one task, so dynamic allocation works.
 
     Args:
-        fn: As of `run`.
-        args, kwargs: As of `run`.
+        fn, args, kwargs: As of `run`.
         num_proc: The number of ranks wanted, if `max_num_proc` is not given (default: as of `run`).
         min_num_proc: The smallest number of ranks with which the job runs (default: `num_proc`).
         max_num_proc: The largest number of ranks (default: `num_proc`).
         start_timeout: The time for `min_num_proc` ranks to get Spark tasks, in seconds (default: 600).
         elastic_timeout: The same after a loss (default: `start_timeout`); the larger of both applies.
         reset_limit: How often the ranks may start again after a rank has failed (default: 20).
-        env: As of `run`.
-        stdout, stderr: As of `run`.
-        verbose: As of `run`.
-        nics: As of `run`.
-        prefix_output_with_timestamp: As of `run`.
-        prefix: As of `run`.
-        resources: As of `run`.
-        encrypt: As of `run`.
-        require_encrypted_rpc: As of `run`.
+        env, stdout, stderr, verbose, nics, prefix_output_with_timestamp: As of `run`.
+        prefix, resources, encrypt, require_encrypted_rpc: As of `run`.
 
     Raises:
         WorkerError: A rank failed too often.
@@ -182,16 +169,17 @@ def run_elastic(
     options = RunOptions(
         num_proc=max_num_proc or wanted,
         min_num_proc=min_num_proc or wanted,
-        start_timeout_ns=start_timeout_ns(start_timeout, elastic_timeout),
-        environment=env or {},
+        start_timeout=start_timeout,
+        elastic_timeout=elastic_timeout,
+        reset_limit=reset_limit,
+        env=env,
         stdout=stdout,
         stderr=stderr,
-        is_talkative=verbose > 0,
-        interface=interface_names(nics),
-        has_timestamps=prefix_output_with_timestamp,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
         prefix=prefix,
-        encrypts=encrypt,
-        max_restarts=ELASTIC_RESTARTS if reset_limit is None else reset_limit,
+        encrypt=encrypt,
     )
     return _run(cluster, fn, args, kwargs, options)
 
@@ -237,6 +225,9 @@ def _cluster(is_elastic: bool, resources: ResourceProfile | None, requires_encry
 
 def __getattr__(name: str) -> Any:
     if name in _ESTIMATOR:
+        from ronde.data.needs import need  # only the estimator needs it
+
+        need("torch", extra="spark-estimator")  # with an error that says how to install it
         return getattr(import_module(_ESTIMATOR[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -13,24 +13,22 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark import InheritableThread, SparkContext
+from pyspark import InheritableThread, SparkContext, TaskContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame
 
 from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
-from ronde.launch.clusters.platforms import report_unencrypted
-from ronde.spark.frame_rows import run_at_rows
-from ronde.spark.submissions import Submissions
-from ronde.spark.tasks import describe_failure, is_cancellation, run_any, run_once
+from ronde.launch.clusters.platforms import RowsFile, report_unencrypted
+from ronde.spark.slot_jobs import Submissions, describe_failure, is_cancellation, run_any, run_once
 
 __all__ = ["SparkCluster"]
 
@@ -38,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 PORT = "spark.ronde.driver.port"
 DESCRIPTION = "spark.job.description"
+FOLDERS = "SPARK_LOCAL_DIRS"  # for temporary data; Spark tells its Python workers
 STOPPED = "the Spark session has been stopped: start a new one"
 
 
@@ -193,7 +192,7 @@ class SparkCluster:
         return True
 
     def _mark_jobs(self, tag: str, description: str) -> None:
-        """Give the jobs of this thread a tag of ours. It has the job group of the caller, who cancels them by that."""
+        """Give the jobs of this thread a tag of Ronde's. They keep the job group by which the caller cancels them."""
         context = self._context
         context.addJobTag(tag)
         context.setInterruptOnCancel(True)
@@ -222,7 +221,7 @@ class SparkCluster:
                 events.slot_ended(slot, problem)
 
     def _run_tasks(self, ticket: Ticket, slots: Sequence[int]) -> str:
-        """Run a task for each slot; return what a task says, or why there was none, "" if all went well.
+        """Run a task for each slot; return why one failed or none ran, "" if all went well.
 
         All tickets differ in their slots only, and a large function would travel through a file.
         """
@@ -236,13 +235,38 @@ class SparkCluster:
             run_any(replace(ticket, slot=slots[partition]), variables)
 
         if self._frame is not None:
-            has_run = run_at_rows(self._frame, len(slots), task_with_rows) > 0
+            has_run = _run_at_rows(self._frame, len(slots), task_with_rows) > 0
             return "" if has_run else "the data frame has no rows: expected at least one"
         data = self._context.parallelize(range(len(slots)), len(slots))
         if self._resources is not None:
             data = data.withResources(self._resources)
         problems = data.mapPartitionsWithIndex(task).collect()
         return str(problems[0]) if problems else ""
+
+
+def _run_at_rows(frame: DataFrame, tasks: int, run: Callable[[int, Mapping[str, str]], None]) -> int:
+    """Call `run(partition, variables)` in a Spark task for each partition, of which there are as many as tasks.
+
+    Each task writes the rows of its partition into a file first, so no row passes through the driver.
+    Partitions are coalesced, or repartitioned if there are too few. Return how many tasks Spark has run: none if it
+    finds out before that there are no rows. Raises an exception of Spark if a task fails.
+    """
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        context = TaskContext.get()
+        assert context is not None
+        folder = environment().get(FOLDERS, "").split(",")[0] or None
+        with RowsFile(folder) as rows:
+            for batch in batches:
+                rows.write(batch)
+            run(context.partitionId(), rows.finish())
+        yield pyarrow.RecordBatch.from_pydict({"task": pyarrow.array([context.partitionId()], "int32")})
+
+    are_enough = frame.rdd.getNumPartitions() >= tasks
+    dealt = frame.coalesce(tasks) if are_enough else frame.repartition(tasks)
+    return len(dealt.mapInArrow(task, "task int").collect())
 
 
 def _is_one_process(context: SparkContext) -> bool:

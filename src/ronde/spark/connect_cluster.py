@@ -15,8 +15,7 @@ from pyspark.sql.connect.session import SparkSession
 
 from ronde.launch.clusters.cluster import Capabilities, SlotEvents, Ticket
 from ronde.launch.clusters.platforms import report_unencrypted
-from ronde.spark.submissions import Submissions
-from ronde.spark.tasks import describe_failure, is_cancellation, run_once
+from ronde.spark.slot_jobs import Submissions, describe_failure, is_cancellation, run_once
 
 __all__ = ["ConnectCluster"]
 

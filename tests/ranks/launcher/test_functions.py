@@ -29,7 +29,8 @@ from tests.ranks.launcher.called_functions import (
 from ronde import TimeoutError, UsageError, WorkerError
 from ronde.launch.clusters.cluster import Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.local import LocalCluster
-from ronde.launch.driver.functions import RunOptions, run_function, start_timeout_ns
+from ronde.launch.driver.functions import run_function
+from ronde.launch.job_options import RunOptions
 
 SECOND = 10**9
 
@@ -44,14 +45,14 @@ def test_a_function_runs_in_every_task_and_its_results_come_by_rank() -> None:
 
 def test_output_of_the_workers_appears_where_the_caller_wants_it() -> None:
     out, err = io.StringIO(), io.StringIO()
-    run(greet, stdout=out, stderr=err, prefix="{rank}<{stream}>", environment={"GREETING": "hello"})
+    run(greet, stdout=out, stderr=err, prefix="{rank}<{stream}>", env={"GREETING": "hello"})
     assert sorted(out.getvalue().splitlines()) == [f"{n}<stdout>rank {n} speaks hello" for n in (0, 1)]
     assert "1<stderr>rank 1 is done" in err.getvalue().splitlines()
     assert "all 2 tasks have registered" in err.getvalue()
 
 
 def test_all_connections_can_be_encrypted() -> None:
-    assert run(protection, encrypts=True, stderr=io.StringIO()) == ["secret", "secret"]
+    assert run(protection, encrypt=True, stderr=io.StringIO()) == ["secret", "secret"]
 
 
 class Noting(LocalCluster):
@@ -102,7 +103,7 @@ def test_an_elastic_job_ends_when_its_workers_fail_too_often(tmp_path: Path) -> 
             fails_again,
             tmp_path / "attempts",
             min_num_proc=1,
-            max_restarts=1,
+            reset_limit=1,
             stdout=io.StringIO(),
             stderr=io.StringIO(),
         )
@@ -132,7 +133,7 @@ class LateCluster(LocalCluster):
 
 @pytest.mark.slow
 def test_too_few_slots_are_an_error_with_numbers() -> None:
-    options = RunOptions(2, start_timeout_ns=2 * SECOND, stdout=io.StringIO(), stderr=io.StringIO())
+    options = RunOptions(2, start_timeout=2, stdout=io.StringIO(), stderr=io.StringIO())
     with pytest.raises(TimeoutError, match=r"registered 1 of 2 .*this machine has 1 slots, 0 of them free"):
         run_function(LateCluster(1), sizes, (1,), {}, options)
 
@@ -150,7 +151,7 @@ class SilentCluster(LocalCluster):
 @pytest.mark.slow
 def test_a_platform_that_does_not_answer_is_named_and_nothing_else() -> None:
     errors = io.StringIO()
-    options = RunOptions(2, start_timeout_ns=2 * SECOND, stderr=errors)
+    options = RunOptions(2, start_timeout=2, stderr=errors)
     with pytest.raises(TimeoutError, match=r"registered 0 of 2 .*does not answer at 10\.0\.0\.1:80"):
         run_function(SilentCluster(1), sizes, (1,), {}, options)
     assert "Traceback" not in errors.getvalue()
@@ -178,9 +179,9 @@ def test_what_cannot_be_sent_is_an_error_before_anything_starts() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"environment": {"N": 5}}, "variable N has type int: expected an ordinary string"),
-        ({"environment": {"N": "1\0"}}, "variable N has a null byte"),
-        ({"environment": {"A=B": ""}}, "variable 'A=B': expected a name without '='"),
+        ({"env": {"N": 5}}, "variable N has type int: expected an ordinary string"),
+        ({"env": {"N": "1\0"}}, "variable N has a null byte"),
+        ({"env": {"A=B": ""}}, "variable 'A=B': expected a name without '='"),
         ({"workers": "2"}, "num_proc='2' is invalid: expected an integer"),
         ({"workers": 2.0}, "num_proc=2.0 is invalid: expected an integer"),
         ({"workers": 0}, "num_proc=0 is invalid: expected a whole number above 0"),
@@ -202,11 +203,11 @@ def test_what_is_no_function_is_an_error() -> None:
 
 
 def test_a_start_timeout_is_a_number_above_0_and_the_largest_counts() -> None:
-    assert start_timeout_ns(None, None) == 600 * SECOND
-    assert start_timeout_ns(None, 2.5, 2) == 2_500_000_000
+    assert RunOptions(1).start_timeout_ns == 600 * SECOND
+    assert RunOptions(1, start_timeout=2.5, elastic_timeout=2).start_timeout_ns == 2_500_000_000
     for wrong in (0, -1, "5", float("inf")):
         with pytest.raises(UsageError, match=r"start_timeout=.* is invalid"):
-            start_timeout_ns(wrong)  # type: ignore[arg-type]
+            RunOptions(1, start_timeout=wrong)  # type: ignore[arg-type]
 
 
 def test_a_worker_that_exits_has_no_result() -> None:
@@ -223,7 +224,7 @@ def test_modules_of_the_launcher_do_not_hide_those_of_the_user() -> None:
 
 def test_a_python_that_is_not_there_is_named() -> None:
     with pytest.raises(WorkerError, match=r"did not start: .* No such file or directory: /no/python"):
-        run(sizes, 1, workers=1, python="/no/python", stdout=io.StringIO(), stderr=io.StringIO())
+        run(sizes, 1, workers=1, executable="/no/python", stdout=io.StringIO(), stderr=io.StringIO())
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ from ronde.launch.hosts.host_list import Host
 from ronde.net.authentication import Protection
 
 if TYPE_CHECKING:
-    from ronde.launch.driver.functions import RunOptions
+    from ronde.launch.job_options import RunOptions
 
 __all__ = ["TaskAgents"]
 
@@ -147,7 +147,7 @@ class TaskAgents:
                     job_key=bytes.fromhex(self._key.hex()),
                     protection=Protection.SECRET if self._is_secret else Protection.SEALED,
                     start_timeout_ns=self._start_ns,
-                    python=self._options.python,
+                    python=self._options.executable,
                 )
             )
         try:
@@ -266,7 +266,7 @@ class TaskAgents:
         self._gpus = gpus_by_host(tasks)
         self._rings = dict(zip(self._begun, plan_ring([task.host_id for task in tasks], interfaces)))
         self._stop_watching()
-        if self._options.is_talkative:
+        if self._options.verbose > 0:
             hosts = list(dict.fromkeys(task.host for task in tasks))
             self._driver.say(
                 f"{self._cluster.name}: all {len(tasks)} tasks have registered, on {', '.join(hosts)}"
@@ -295,7 +295,7 @@ class TaskAgents:
         self._pool.step(StartTimeout())
 
     def _say_later_what_is_missing(self) -> None:
-        if self._options.is_talkative:
+        if self._options.verbose > 0:
             at_ns = time.monotonic_ns() + SAY_AGAIN_NS
             self._driver.loop.set_timer((self, "progress"), at_ns, self._say_what_is_missing)
 

@@ -1,11 +1,18 @@
-"""Ronde under Horovod's name: `horovod.torch`, `horovod.ray` and `horovod.run`. See ronde.compat."""
+"""Ronde under Horovod's name: `horovod.torch`, `horovod.spark`, `horovod.ray` and `horovod.run`. See ronde.compat.
+
+A file has the names of one of Horovod's packages. `add_modules` makes the modules in which Horovod has them.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from typing import Any
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from typing import Any, NoReturn
 
 __version__ = "0.28.1"  # the Horovod whose names these are, for scripts that check it
 
@@ -14,7 +21,7 @@ _ELASTIC = (
     "there is no elastic state: save and load ronde.Checkpoints; all workers start again after a change"
 )
 _LAUNCH = "call horovod.run(fn, args, np=...), or start a script by ronde run --horovod"
-_INSTEAD = {  # of what has an equivalent that is no module or name of Horovod; it counts for all below it, too
+_INSTEAD = {  # by the name that Ronde lacks: what to use; it also counts for all names below
     "horovod.common.elastic": _ELASTIC,
     "horovod.ray.BaseHorovodWorker": "give RayExecutor.start an executable_cls",
     "horovod.ray.elastic.TestDiscovery": "use Ray's own test clusters (ray.cluster_utils)",
@@ -54,13 +61,38 @@ def missing(
     )
 
 
-def missing_from(module: str, name: str) -> Exception:
-    """Return the error for a name that Ronde's module of this name lacks.
+def add_modules(parent: str, **modules: Sequence[str]) -> None:
+    """Make modules below `parent`, which has all their names: `add_modules(__name__, util=["env", "to_list"])`.
+
+    Classes and functions of the parent then say that they are from the module, as in Horovod, also in pickles.
+    """
+    whole: Any = sys.modules[parent]
+    if not hasattr(whole, "__path__"):
+        whole.__path__ = []  # so Python takes it for a package, and asks `_Last` for other modules below it
+    for short, names in modules.items():
+        spec = ModuleSpec(f"{parent}.{short}", None, origin=whole.__file__)
+        spec.has_location = True
+        module: Any = module_from_spec(spec)
+        for name in names:
+            member = getattr(whole, name)
+            if getattr(member, "__module__", None) == parent:
+                member.__module__ = spec.name
+            setattr(module, name, member)
+        module.__all__ = list(names)
+        module.__getattr__ = partial(_raise_missing, spec.name)
+        sys.modules[spec.name] = module
+        setattr(whole, short, module)
+    if hasattr(whole, "__all__"):
+        whole.__all__ = [*whole.__all__, *modules]
+
+
+def _raise_missing(module: str, name: str) -> NoReturn:
+    """Raise the error for a name that Ronde's module of this name lacks.
 
     If there is something to use instead, it is no AttributeError, for which `from` would swallow the message.
     """
     text = missing(f"{module}.{name}", f"does not provide {name}")
-    return ImportError(text) if f"{module}.{name}" in _INSTEAD else AttributeError(text)
+    raise ImportError(text) if f"{module}.{name}" in _INSTEAD else AttributeError(text)
 
 
 class _Last(MetaPathFinder):
@@ -80,3 +112,5 @@ def __getattr__(name: str) -> Any:
 
 _finder: Any = _Last()
 sys.meta_path.append(_finder)
+
+add_modules(__name__, version=["__version__"])

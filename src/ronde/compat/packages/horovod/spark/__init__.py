@@ -1,4 +1,4 @@
-"""`horovod.spark`: `run` and `run_elastic` by `ronde.spark`."""
+"""`horovod.spark`: `run` and `run_elastic` by `ronde.spark`, and which GPUs a worker has."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import ronde.spark
 from ronde.compat.calls import with_horovod, with_horovods_words
 from ronde.environment import environment
 from ronde.errors import UsageError
+
+from .. import add_modules  # noqa: TID252 - type checkers do not know a package horovod
 
 __all__ = ["run", "run_elastic"]
 
@@ -108,3 +110,18 @@ def _seconds(given: float | None, variable: str) -> float | None:
         return float(text)
     except ValueError:
         raise UsageError(f"{variable}={text!r} is invalid: expected a number of seconds above 0") from None
+
+
+def get_available_devices() -> list[str]:
+    """Return the GPUs that Spark has given this worker's task; empty outside a worker, or if Spark gives none.
+
+    The worker sees those of all tasks on its host, in the order of their local ranks.
+    """
+    variables = environment()
+    gpus = [name.strip() for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    rank, size = int(variables.get("LOCAL_RANK", "0")), int(variables.get("LOCAL_WORLD_SIZE", "1"))
+    first = rank * len(gpus) // size
+    return gpus[first : first + max(1, len(gpus) // size)]  # several tasks may share a GPU
+
+
+add_modules(__name__, task=["get_available_devices"])

@@ -1,8 +1,10 @@
-"""`horovod.runner`: `horovod.run` by `ronde.run`."""
+"""`horovod.runner`: `horovod.run` by `ronde.run`, the program horovodrun, and which MPI is installed."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,9 +16,15 @@ from ronde.launch.hosts.host_list import parse_hostfile, parse_hosts, place_work
 from ronde.launch.hosts.ssh import is_here
 from ronde.net.addresses import addresses_here
 
+from . import add_modules
+
 __all__ = ["run"]
 
 R = TypeVar("R")
+
+# By what `mpirun --version` prints. Intel MPI is made of MPICH's parts, so it comes first.
+_NAMES = {"Intel": ("Intel(R) MPI",), "Spectrum": ("IBM Spectrum MPI",), "Open": ("Open MPI", "OpenRTE")}
+_NAMES["MPICH"] = ("MPICH", "HYDRA")
 
 _ELASTIC = (
     "min_num_proc",
@@ -110,3 +118,61 @@ def _check_hosts(hosts: str | None, hostfile: str | None, workers: int) -> None:
                 f"horovod.run starts processes on this machine only, and {host.name} is another one: start the script "
                 "itself on all of them, by ronde run --horovod -H"
             )
+
+
+def run_commandline() -> int:
+    """Run the command line of this process as `ronde run --horovod` does; return the exit code."""
+    from ronde.cli import main  # only programs that start others need it
+
+    return main(["run", "--horovod", *sys.argv[1:]])
+
+
+def check_build(verbose: bool = False) -> None:
+    """Print which libraries are there, and end this program."""
+    from ronde.cli.check_build import check_build as describe_build
+
+    print(describe_build())
+    sys.exit(0)
+
+
+def mpi_available(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether there is an `mpirun` of a known MPI. `env`: the environment in which it would run (None: this)."""
+    return _installed_mpi(env) != ""
+
+
+def is_open_mpi(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether `mpirun` is that of Open MPI."""
+    return _installed_mpi(env) == "Open"
+
+
+def is_spectrum_mpi(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether `mpirun` is that of IBM Spectrum MPI."""
+    return _installed_mpi(env) == "Spectrum"
+
+
+def is_mpich(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether `mpirun` is that of MPICH."""
+    return _installed_mpi(env) == "MPICH"
+
+
+def is_intel_mpi(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether `mpirun` is that of Intel MPI."""
+    return _installed_mpi(env) == "Intel"
+
+
+def _installed_mpi(env: Mapping[str, str] | None) -> str:
+    try:
+        done = subprocess.run(
+            ["mpirun", "--version"], capture_output=True, text=True, check=True, env=env, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = (mpi for mpi, words in _NAMES.items() if any(word in done.stdout for word in words))
+    return next(found, "")
+
+
+add_modules(
+    __name__,
+    launch=["check_build", "run_commandline"],
+    mpi_run=["is_intel_mpi", "is_mpich", "is_open_mpi", "is_spectrum_mpi", "mpi_available"],
+)

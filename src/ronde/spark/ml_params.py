@@ -1,16 +1,31 @@
-"""The parameters of the estimator and its model, as Spark ML has them: `setBatchSize(64)`, `getBatchSize()`."""
+"""Parameters of TorchEstimator and its model as Spark ML has them (`setBatchSize(64)`), and their files.
+
+A saved estimator or model has its parameters where Spark ML writes them, and its Python objects in one row of a Parquet
+file, which Spark writes wherever it can write. Loading runs code in these objects, so load only what you trust.
+"""
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, TypeVar
 
+import pyspark
 from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
+from ronde.data.needs import need
 from ronde.errors import UsageError
 
-__all__ = ["OBJECTS", "EstimatorParams", "ModelParams", "check_names"]
+__all__ = [
+    "EstimatorParams",
+    "ModelParams",
+    "ObjectsReader",
+    "ObjectsWriter",
+    "check_names",
+    "metadata_session",
+]
 
-# What JSON cannot hold.
+# Parameters that JSON cannot hold.
 OBJECTS = (
     "model",
     "optimizer",
@@ -48,7 +63,7 @@ def _accessors(cls: type[C]) -> type[C]:
 
 
 def check_names(params: Any, given: dict[str, Any]) -> None:
-    """Raise UsageError for a name that is no parameter."""
+    """Raise UsageError if a name is not that of a parameter."""
     known = [param.name for param in params.params]
     if unknown := [name for name in given if name not in known]:
         raise UsageError(
@@ -111,3 +126,49 @@ class EstimatorParams(ModelParams):
     )
     use_gpu = _param("use_gpu", "whether to train on GPUs", TypeConverters.toBoolean)
     verbose = _param("verbose", "0 for no progress lines", TypeConverters.toInt)
+
+
+class ObjectsWriter(MLWriter):  # type: ignore[misc]
+    """Writes an estimator or a model. Attributes of the instance that `saved_attributes` names are saved, too."""
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self._instance = instance
+
+    def saveImpl(self, path: str) -> None:  # noqa: N802 - Spark's name
+        """Write into a new folder."""
+        given = {param.name: value for param, value in self._instance._paramMap.items() if value is not None}
+        plain = {name: value for name, value in given.items() if name not in OBJECTS}
+        objects = {name: value for name, value in given.items() if name in OBJECTS}
+        attributes = {name: getattr(self._instance, name) for name in self._instance.saved_attributes}
+        DefaultParamsWriter.saveMetadata(
+            self._instance, path, metadata_session(self), {"attributes": attributes}, plain
+        )
+        content = bytearray(need("cloudpickle", extra="spark-estimator").dumps(objects))
+        frame = self.sparkSession.createDataFrame([(content,)], "objects binary")
+        frame.coalesce(1).write.parquet(f"{path}/objects")
+
+
+class ObjectsReader(MLReader):  # type: ignore[misc]
+    """Reads what ObjectsWriter has written."""
+
+    def __init__(self, cls: Any) -> None:
+        super().__init__()
+        self._cls = cls
+
+    def load(self, path: str) -> Any:
+        """Return the instance."""
+        metadata = DefaultParamsReader.loadMetadata(path, metadata_session(self))
+        instance = self._cls()
+        instance._resetUid(metadata["uid"])
+        DefaultParamsReader.getAndSetParams(instance, metadata)
+        row = self.sparkSession.read.parquet(f"{path}/objects").first()
+        instance._set(**pickle.loads(bytes(row.objects)))
+        for name, value in metadata["attributes"].items():
+            setattr(instance, name, value)
+        return instance
+
+
+def metadata_session(io: Any) -> Any:
+    """Return what this version of PySpark wants for metadata."""
+    return io.sparkSession if int(pyspark.__version__.partition(".")[0]) >= 4 else io.sc

@@ -1,4 +1,4 @@
-"""`horovod.data.data_loader_base`: a data loader, and a mixin by which a thread loads batches ahead."""
+"""`horovod.data`: a base class of data loaders, and a mixin by which a thread loads batches ahead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from queue import Queue
 from threading import Event, Thread
 from typing import Any
+
+from . import add_modules
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
@@ -111,3 +113,6 @@ class AsyncDataLoaderMixin:
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
         finally:
             epoch.close()
+
+
+add_modules(__name__, data_loader_base=["AsyncDataLoaderMixin", "BaseDataLoader"])

@@ -1,19 +1,70 @@
-"""`horovod.ray.elastic`: `ElasticRayExecutor`, Horovod's older class for what `RayExecutor(min_workers=...)` does."""
+"""`horovod.ray`: the executor of `ronde.ray`, in whose workers Ronde answers for Horovod.
+
+`ElasticRayExecutor` is Horovod's older class for what `RayExecutor(min_workers=...)` does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from ronde.ray import Placing, RaySettings
+import ronde.ray
+from ronde.compat.calls import with_horovod
+from ronde.errors import UnsupportedError
 
-from .. import missing_from  # noqa: TID252 - type checkers do not know a package horovod
-from .runner import RayExecutor
+from . import add_modules
 
-__all__ = ["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"]
+__all__ = ["ElasticRayExecutor", "RayExecutor"]
 
 R = TypeVar("R")
+
+
+class RayExecutor(ronde.ray.RayExecutor):
+    """The executor of `ronde.ray`. Its functions and executables may import `horovod.torch`, which is Ronde."""
+
+    def start(
+        self,
+        executable_cls: Callable[..., Any] | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start the workers, as `ronde.ray.RayExecutor.start` does."""
+        maker = with_horovod(executable_cls) if executable_cls else None
+        super().start(maker, executable_args, executable_kwargs, extra_env_vars)
+
+    def run(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[R]:
+        """Call `fn` in all workers; return the results by rank. Raises UnsupportedError for `callbacks`."""
+        if callbacks:
+            raise UnsupportedError(
+                "callbacks are not supported: Ronde has no ray_logger; print in the function, and the output "
+                "appears here"
+            )
+        return super().run(with_horovod(fn), args, kwargs)
+
+    def run_remote(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call `fn` in all workers; return Ray references to the results, by rank."""
+        return super().run_remote(with_horovod(fn), args, kwargs)
+
+    def execute(self, fn: Callable[[Any], R]) -> list[R]:
+        """Call `fn(executable)` in all workers; return the results by rank."""
+        return super().execute(with_horovod(fn))
+
+    def execute_single(self, fn: Callable[[Any], R]) -> R:
+        """Call `fn(executable)` in the worker of rank 0; return its result."""
+        return super().execute_single(with_horovod(fn))
 
 
 @dataclass(frozen=True)
@@ -24,7 +75,7 @@ class ElasticSettings:
     max_num_proc: int | None
     reset_limit: int | None
     elastic_timeout: int
-    workers: RaySettings
+    workers: ronde.ray.RaySettings
 
 
 class RayHostDiscovery:
@@ -43,7 +94,7 @@ class RayHostDiscovery:
         """Return how many slots each node has, by the node's address, of nodes that have any."""
         import ray
 
-        slot = Placing(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
+        slot = ronde.ray.Placing(self.cpus_per_slot, self.gpus_per_slot if self.use_gpu else 0)
         slots = {
             str(node["NodeManagerAddress"]): slot.slots_in(node["Resources"])
             for node in ray.nodes()
@@ -120,5 +171,9 @@ class ElasticRayExecutor:
         return self._executor.run(worker_fn, callbacks=callbacks)
 
 
-def __getattr__(name: str) -> NoReturn:
-    raise missing_from("horovod.ray.elastic", name)
+add_modules(
+    __name__,
+    elastic=["ElasticRayExecutor", "ElasticSettings", "RayHostDiscovery"],
+    elastic_v2=["RayHostDiscovery"],
+    runner=["RayExecutor"],
+)

@@ -1,11 +1,11 @@
-"""Writes a data frame as Parquet into the folder of a run: once, what ranks read, and nothing else."""
+"""Writes the columns of a data frame that ranks read as Parquet into the folder of a run."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812
 
 from ronde.data.parquet_files import find_row_groups
@@ -40,7 +40,7 @@ def write_frame(
 
     Raises:
         UsageError: A column is missing or no array, lacks values or has NaN, there are no rows, or this process does
-            not find what Spark wrote.
+            not find the files that Spark wrote.
     """
     arrays = as_arrays(frame, columns)
     part = F.when(_is_validation(frame, validation, seed), "validation").otherwise("train")
@@ -92,7 +92,7 @@ def _is_validation(frame: DataFrame, validation: float | str | None, seed: int) 
 
 
 def _facts(frame: DataFrame, columns: list[str]) -> list[Column]:
-    """Return what is noted while the rows are written."""
+    """Return columns that count rows and their faults, which Spark evaluates while it writes."""
     facts = [
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.sum((F.col(PART) == "validation").cast("long")), F.lit(0)).alias("validation"),

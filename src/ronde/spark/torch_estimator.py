@@ -1,34 +1,38 @@
-"""A Spark ML estimator that writes a data frame to a store, trains there, and returns a model.
+"""`ronde.spark.TorchEstimator`: writes a data frame to a store, trains a PyTorch model there, and returns a model.
 
-The store also contains the model, the optimizer and the options, so Spark does not have to send them.
+The store also contains the model, the optimizer and the options, so Spark does not have to send them. The ranks run
+where a backend starts them, by default in Spark tasks. Meanwhile a thread prints a line for each epoch.
 """
 
 from __future__ import annotations
 
 import copy
 import secrets
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, TextIO
 
+from pyspark import SparkContext
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
+import ronde.spark
 from ronde.errors import UsageError
 from ronde.parquet.store import RunFolder, RunStore
 from ronde.parquet.trainer import train_run
 from ronde.parquet.training import DATA, Training, check_shapes, index_data, save_training, stored_row_sizes
-from ronde.spark.estimator.backend import EstimatorBackend, SparkBackend
-from ronde.spark.estimator.frames import row_sizes, write_frame
-from ronde.spark.estimator.model import TorchModel
-from ronde.spark.estimator.params import EstimatorParams, check_names
-from ronde.spark.estimator.persistence import ObjectsReader, ObjectsWriter
-from ronde.spark.estimator.progress import FollowedRun
+from ronde.spark.frame_files import row_sizes, write_frame
+from ronde.spark.ml_params import EstimatorParams, ObjectsReader, ObjectsWriter, check_names
+from ronde.spark.torch_model import TorchModel
 
-__all__ = ["TorchEstimator"]
+__all__ = ["EstimatorBackend", "SparkBackend", "TorchEstimator"]
 
+PAUSE_S = 1.0  # between looks into the folder of a run: a store announces nothing
 DEFAULTS: dict[str, Any] = {  # all others are None
     "metrics": [],
     "callbacks": [],
@@ -48,6 +52,99 @@ _NAMES = {
     "shuffle_buffer_rows": "shuffle_buffer_size",
 }
 _REQUIRED = ("model", "optimizer", "loss", "feature_cols", "label_cols", "store")
+
+
+class EstimatorBackend(Protocol):
+    """Calls a function on every rank of a job. An object with these methods is a `backend` of a TorchEstimator."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every rank, and return the results by rank.
+
+        Args:
+            fn: A function that cloudpickle can send. It calls `ronde.init()`.
+            args: Positional arguments, the same for all ranks (default: none).
+            kwargs: Keyword arguments, the same for all ranks (default: none).
+            env: Variables for the ranks (default: none).
+
+        Raises:
+            WorkerError: A rank failed.
+        """
+
+    def num_processes(self) -> int:
+        """Return the number of ranks.
+
+        Raises:
+            UsageError: It is not known.
+        """
+
+
+class SparkBackend:
+    """Runs an estimator's ranks in Spark tasks, by `ronde.spark.run`.
+
+        backend = SparkBackend(num_proc=4, start_timeout=1800)
+
+    Args:
+        num_proc: The number of ranks (default: as of `ronde.spark.run`).
+        env: Variables for the ranks (default: none).
+        options: Further arguments of `ronde.spark.run`, such as `start_timeout`, `nics`, `stdout` or `encrypt`.
+
+    Raises:
+        Nothing: `run` checks the options.
+    """
+
+    __module__ = "ronde.spark"  # so the pickle in a saved estimator names the class by its public place
+
+    def __init__(
+        self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        self._num_proc, self._env, self._options = num_proc, dict(env or {}), options
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = {name: it for name, it in self._options.items() if name not in ("stdout", "stderr")}
+        return {**self.__dict__, "_options": options}
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on every rank, and return the results by rank.
+
+        Args:
+            fn: Any function that cloudpickle can send.
+            args: Positional arguments, the same for all ranks (default: none).
+            kwargs: Keyword arguments, the same for all ranks (default: none).
+            env: Variables for the ranks, which override those of the backend (default: none).
+
+        Raises:
+            WorkerError: A rank failed (`.rank`, `.host`, `.traceback_text`), or its task was lost. All ranks have
+                ended.
+            TimeoutError: Spark had too few free slots within `start_timeout`.
+            UsageError: An argument is invalid, or there is no Spark session.
+        """
+        everything = {**self._env, **(env or {})}
+        return ronde.spark.run(fn, args, kwargs, self._num_proc, env=everything, **self._options)
+
+    def num_processes(self) -> int:
+        """Return the number of ranks.
+
+        Raises:
+            UsageError: `num_proc` is missing, and there is no Spark session or it is one of Spark Connect.
+        """
+        if self._num_proc is not None:
+            return self._num_proc
+        context = SparkContext._active_spark_context
+        if context is None:
+            raise UsageError("num_proc is missing: Spark Connect does not report the number of slots")
+        return int(context.defaultParallelism)
 
 
 class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # type: ignore[misc]
@@ -97,6 +194,7 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         TypeError: A value has the wrong type.
     """
 
+    __module__ = "ronde.spark"  # so the metadata of a saved estimator name the class by its public place
     saved_attributes = ()
 
     def __init__(self, **params: Any) -> None:
@@ -173,7 +271,7 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
 
     def _train(self, training: Training, run: RunFolder) -> TorchModel:
         digest = save_training(run, training)
-        with FollowedRun(run, training.epochs, self.getOrDefault("verbose") > 0):
+        with _FollowedRun(run, training.epochs, self.getOrDefault("verbose") > 0):
             self._backend().run(train_run, (run, digest))
         epochs = run.epochs()
         state = run.load_epoch(epochs[-1])
@@ -232,3 +330,50 @@ def _by_label(metrics: Any, labels: int) -> list[Mapping[str, Callable[..., Any]
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
+
+
+class _FollowedRun:
+    """Prints the epochs of a run within a `with` block, if it is talkative."""
+
+    def __init__(self, run: RunFolder, epochs: int, is_talkative: bool, file: TextIO | None = None) -> None:
+        self._run, self._epochs, self._file = run, epochs, file or sys.stderr
+        self._shown = set(run.epochs())
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="ronde-progress", daemon=True)
+        self._is_talkative = is_talkative
+
+    def __enter__(self) -> None:
+        if not self._is_talkative:
+            return
+        begun = f" after epoch {len(self._shown)}" if self._shown else ""
+        print(f"Ronde: run {self._run.run_id} begins{begun}", file=self._file)
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_ended.set()
+        if self._is_talkative:
+            self._thread.join()
+
+    def _follow(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._has_ended.wait(PAUSE_S)
+            try:
+                for epoch in self._run.epochs():
+                    if epoch not in self._shown:
+                        self._shown.add(epoch)
+                        text = _describe_epoch(self._run.metrics(epoch))
+                        print(
+                            f"Ronde: epoch {epoch + 1} of {self._epochs}: {text}", file=self._file, flush=True
+                        )
+            except OSError:  # the ranks report what is wrong with the store
+                continue
+
+
+def _describe_epoch(metrics: dict[str, Any]) -> str:
+    """Return metrics in a line: `loss 0.31, validation loss 0.4 (2.1 s)`."""
+    values = [f"{name} {value:.4g}" for name, value in metrics["train"].items()]
+    values += [f"validation {name} {value:.4g}" for name, value in metrics.get("validation", {}).items()]
+    return f"{', '.join(values)} ({metrics['seconds']:.1f} s)"

@@ -12,15 +12,14 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param.shared import HasOutputCols
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ronde.data.needs import need
 from ronde.errors import UsageError
 from ronde.parquet.objective import float_dtype, predict, to_tensor
 from ronde.parquet.training import reshaped, rows_at_once
 from ronde.spark.columns import as_arrays
-from ronde.spark.estimator.params import ModelParams, check_names
-from ronde.spark.estimator.persistence import ObjectsReader, ObjectsWriter
+from ronde.spark.ml_params import ModelParams, ObjectsReader, ObjectsWriter, check_names
 
 __all__ = ["TorchModel"]
 
@@ -50,6 +49,7 @@ class TorchModel(Model, ModelParams, HasOutputCols, MLReadable, MLWritable):  # 
         TypeError: A value has the wrong type.
     """
 
+    __module__ = "ronde.spark"  # so the metadata of a saved model name the class by its public place
     saved_attributes = ("history", "output_sizes")
 
     def __init__(self, *, output_cols: Sequence[str] | None = None, **params: Any) -> None:

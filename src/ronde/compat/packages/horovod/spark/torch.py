@@ -1,4 +1,4 @@
-"""`horovod.spark.torch.estimator`: the estimator and the model of `ronde.spark`, with Horovod's parameters."""
+"""`horovod.spark.torch`: the estimator and the model of `ronde.spark`, with Horovod's parameters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from ronde.errors import UnsupportedError
-from ronde.spark.estimator.backend import EstimatorBackend
-from ronde.spark.estimator.estimator import TorchEstimator as OurEstimator
-from ronde.spark.estimator.model import TorchModel as OurModel
-from ronde.spark.estimator.params import EstimatorParams, ModelParams
+from ronde.spark.ml_params import EstimatorParams, ModelParams  # noqa: F401 - for add_modules
+from ronde.spark.torch_estimator import EstimatorBackend
+from ronde.spark.torch_estimator import TorchEstimator as OurEstimator
+from ronde.spark.torch_model import TorchModel as OurModel
 
-from ..common.backend import SparkBackend  # noqa: TID252 - type checkers do not know a package horovod
+from .. import add_modules  # noqa: TID252 - type checkers do not know a package horovod
+from .common import SparkBackend
 
-__all__ = ["EstimatorParams", "ModelParams", "TorchEstimator", "TorchModel"]
+__all__ = ["TorchEstimator", "TorchModel"]
 
 # How Horovod reads data; Ronde reads row groups ahead in a thread.
 WITHOUT_EFFECT = {
@@ -124,3 +125,6 @@ class TorchEstimator(OurEstimator):
     def _backend(self) -> EstimatorBackend:
         given: EstimatorBackend | None = self.getOrDefault("backend")
         return given or SparkBackend(self.getOrDefault("num_proc"), verbose=self.getOrDefault("verbose"))
+
+
+add_modules(__name__, estimator=["EstimatorParams", "ModelParams", "TorchEstimator", "TorchModel"])

@@ -1,1 +1,0 @@
-"""Horovod keeps the stores, backends and base classes of its estimators here."""

@@ -1,7 +1,0 @@
-"""`horovod.spark.common.params`: the parameters of estimators and models, those of `ronde.spark`."""
-
-from __future__ import annotations
-
-from ronde.spark.estimator.params import EstimatorParams, ModelParams
-
-__all__ = ["EstimatorParams", "ModelParams"]

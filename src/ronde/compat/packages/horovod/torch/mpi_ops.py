@@ -1,5 +1,0 @@
-"""Horovod keeps the operations here; these are all names of `ronde.torch`."""
-
-from __future__ import annotations
-
-from ronde.torch import *  # noqa: F403

@@ -1,5 +1,0 @@
-"""Horovod keeps batch normalization here; these are all names of `ronde.torch`."""
-
-from __future__ import annotations
-
-from ronde.torch import *  # noqa: F403
