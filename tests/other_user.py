@@ -16,7 +16,7 @@ __all__ = ["NOBODY", "as_nobody", "start_as_nobody"]
 
 NOBODY = 65534
 # What is else loaded when it is needed, by a user who may not read the files of this Python.
-LATE = ("encodings.idna", "hashlib", "hmac", "ronde.net.foreign_protocols")
+LATE = ("encodings.idna", "hashlib", "hmac", "ronde.net.authentication")
 
 
 def as_nobody(do: Callable[..., object], *arguments: object) -> str:

@@ -20,7 +20,7 @@ from ronde.comqueue.functions import ComContext, CommunicateFunction, name_of
 from ronde.comqueue.partitions import TaskRows
 from ronde.comqueue.row_blocks import GROUP, RowDivision, SumTree, nodes_of
 from ronde.comqueue.task_group import TaskGroup
-from ronde.data.buffers import Buffers
+from ronde.data.rows import Buffers
 from ronde.errors import UsageError
 from ronde.types import Sum
 

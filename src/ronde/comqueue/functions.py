@@ -20,7 +20,7 @@ from ronde.comqueue.agreement import require_same_structure
 from ronde.comqueue.array_tree import Structure, describe_tree, flatten, leaves_of, map_leaves
 from ronde.comqueue.row_blocks import RowDivision
 from ronde.comqueue.task_group import Combine, TaskGroup, combine_in_order, reduce_flat, reduce_leaves
-from ronde.data.buffers import Buffers
+from ronde.data.rows import Buffers
 from ronde.errors import UsageError
 from ronde.types import Max, Min, ReduceOp, Sum
 

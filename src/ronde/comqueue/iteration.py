@@ -32,7 +32,7 @@ from ronde.comqueue.functions import (
 from ronde.comqueue.partitions import RowBlocks, TaskRows, check_same_rows
 from ronde.comqueue.queue import IterativeComQueue
 from ronde.comqueue.task_group import TaskGroup, ThreadGroup, reduce_leaves
-from ronde.data.buffers import Buffers
+from ronde.data.rows import Buffers
 from ronde.errors import UsageError
 from ronde.foreign_names import other_names
 from ronde.launch.calls import describe_unsendable_part, pickler

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ronde.comm.communicator import Communicator
 from ronde.comm.splits import even_split
 from ronde.comqueue.array_tree import layout_of
-from ronde.data.buffers import Buffers
+from ronde.data.rows import Buffers
 from ronde.engine.objects import allgather_object, broadcast_object
 from ronde.errors import MismatchError, PeerError, PeerLostError, RemoteError, UsageError
 from ronde.types import Average, DType, Max, Min, Product, ReduceOp, Sum

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde.data.buffers import Buffers
 from ronde.data.needs import need
-from ronde.data.rows import NamedArrays
+from ronde.data.rows import Buffers, NamedArrays
 from ronde.errors import UsageError
 
 __all__ = ["ColumnSelection", "Columns", "ColumnsOption", "holds_numbers", "to_array"]

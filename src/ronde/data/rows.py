@@ -1,27 +1,21 @@
-"""The kinds of rows, and how to count them and take some."""
+"""The kinds of rows, how to count them and take some, and memory for blocks of them that is used again."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ronde.errors import UsageError
 
 __all__ = [
-    "SAME_ROWS",
-    "NamedArrays",
-    "RowSource",
-    "SourceRows",
-    "StreamedSource",
-    "is_dask_frame",
-    "is_flink_table",
-    "is_source",
-    "row_count",
-    "rows_between",
-    "take_rows",
-]
-
+    "SAME_ROWS", "Buffers", "NamedArrays", "RowSource", "SourceRows", "StreamedSource", "is_dask_frame",
+    "is_flink_table", "is_source", "row_count", "rows_between", "take_rows",
+]  # fmt: skip
 
 SAME_ROWS = "data that are used together must have the same number of rows on each task"
 
@@ -165,3 +159,35 @@ def is_dask_frame(source: Any) -> bool:
 def is_flink_table(source: Any) -> bool:
     """Return whether the source is a table of PyFlink."""
     return hasattr(source, "get_resolved_schema") and hasattr(source, "to_pandas")
+
+
+LARGE = 1 << 16  # bytes; smaller arrays are not kept
+
+
+def _references(buffers: list[NDArray[np.uint8]]) -> list[int]:
+    return [sys.getrefcount(buffer) for buffer in buffers]
+
+
+# The references to a buffer that only a list has. It is counted here because it depends on the version of Python.
+UNUSED = _references([np.empty(0, np.uint8)])[0]
+
+
+class Buffers:
+    """Makes arrays for one task. An array's memory is reused when no view of the array is left."""
+
+    def __init__(self) -> None:
+        self._kept: list[NDArray[np.uint8]] = []
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an uninitialized array of one axis."""
+        num_bytes = size * dtype.itemsize
+        if num_bytes < LARGE:
+            return np.empty(size, dtype)
+        unused = [buffer for buffer, count in zip(self._kept, _references(self._kept)) if count == UNUSED]
+        for buffer in unused:
+            if buffer.nbytes == num_bytes:
+                return buffer.view(dtype)
+        ids = set(map(id, unused))  # all of other sizes
+        self._kept = [buffer for buffer in self._kept if id(buffer) not in ids]
+        self._kept.append(np.empty(num_bytes, np.uint8))
+        return self._kept[-1].view(dtype)

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ronde.comm.arrays import check_not_masked
-from ronde.data.buffers import Buffers
 from ronde.data.columns import Columns, ColumnSelection, ColumnsOption, holds_numbers, to_array
 from ronde.data.needs import need
 from ronde.data.parquet_files import ParquetFileFacts, ParquetReader, RowGroup, describe_files, spans_of
 from ronde.data.read_ahead import read_ahead
+from ronde.data.rows import Buffers
 from ronde.errors import UsageError
 from ronde.process.resources import available_memory
 

@@ -8,7 +8,8 @@
 A proof is HMAC-SHA256 over (role, purpose, client's hello, server's hello) under the job key. Fresh nonces of both
 sides make a recorded proof worthless, the role prevents sending a proof back to its maker, and the purpose prevents
 using a connection for one thing (the store, communicator 7) as one for another. The label names the sender in 16 bytes
-whose meaning the caller defines; the proof covers it. All messages have fixed sizes.
+whose meaning the caller defines; the proof covers it. All messages have fixed sizes. Other protocols are recognized, above
+all that of PyTorch's TCPStore, so that an error names them.
 
 Separate keys (`Handshake.keys`), one for each direction, bind all later messages to the two ends: HKDF-SHA256
 (RFC 5869) of the purpose and both hellos under the job key, so they are fresh for each connection. Each hello names the
@@ -35,23 +36,14 @@ from enum import Enum, IntEnum
 from ronde.environment import environment
 from ronde.errors import AuthenticationError, ProtocolError, VersionError
 from ronde.job_key import JobKey
-from ronde.net.foreign_protocols import describe_foreign_hello
+from ronde.net.addresses import Endpoint
 from ronde.values import PROTECTION
 
 __all__ = [
-    "LABEL_BYTES",
-    "PROTOCOL_VERSION",
-    "SECRET",
-    "ConnectionKeys",
-    "Handshake",
-    "Protection",
-    "Role",
-    "authenticate",
-    "protection_of",
-    "receive_some",
-    "secrecy_is_wanted",
-    "send_all",
-]
+    "LABEL_BYTES", "PROTOCOL_VERSION", "SECRET", "ConnectionKeys", "Handshake", "Protection", "Role",
+    "authenticate", "describe_foreign_hello", "is_probe", "is_torch_store", "protection_of", "receive_some",
+    "secrecy_is_wanted", "send_all",
+]  # fmt: skip
 
 PROTOCOL_VERSION = 3
 MAGIC = b"RNDE"
@@ -298,3 +290,36 @@ def receive_some(sock: socket.socket, most: int, deadline_ns: int | None) -> byt
     if not data:
         raise ConnectionResetError("the connection was closed by the other end")
     return data
+
+
+_VALIDATE = b"\0" + struct.pack("<I", 0x3C85F7CE)  # the first bytes of every client of a TCPStore
+_PING = b"\x0d"
+_NONCE = (
+    b"ring"  # by which Ronde recognizes its own probe; a client of a TCPStore sends a number of its process
+)
+_PROBE = _VALIDATE + _PING + _NONCE
+
+
+def describe_foreign_hello(data: bytes) -> str:
+    """Return an error message for first bytes that are not Ronde's hello."""
+    if data.startswith(_VALIDATE):
+        return (
+            "the other end is a client of torch.distributed's TCPStore, probably a node started by torchrun: "
+            "start all nodes of the job with ronde run, or all with torchrun"
+        )
+    return "the other end does not speak Ronde's protocol"
+
+
+def is_probe(data: bytes) -> bool:
+    """Return whether these first bytes are the question of `is_torch_store`, from a client that had no answer here."""
+    return data == _PROBE
+
+
+def is_torch_store(endpoint: Endpoint, within_s: float) -> bool:
+    """Return whether a TCPStore of torch.distributed answers there within `within_s`."""
+    with suppress(OSError), socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
+        sock.settimeout(within_s)
+        sock.connect(endpoint.sockaddr)
+        sock.sendall(_PROBE)
+        return sock.recv(len(_NONCE)) == _NONCE
+    return False

@@ -33,9 +33,15 @@ from ronde.errors import PeerLostError, ProtocolError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Endpoint, parse_address, resolve
 from ronde.net.authenticating_listener import HANDSHAKE_NS
-from ronde.net.authentication import LABEL_BYTES, Role, authenticate, protection_of, secrecy_is_wanted
+from ronde.net.authentication import (
+    LABEL_BYTES,
+    Role,
+    authenticate,
+    is_torch_store,
+    protection_of,
+    secrecy_is_wanted,
+)
 from ronde.net.descriptors import OwnSocket
-from ronde.net.foreign_protocols import is_torch_store
 from ronde.net.unix_peers import check_user
 from ronde.stores import wire
 from ronde.stores.server import STORE_PURPOSE, detect_loss, shortcuts

@@ -11,10 +11,10 @@ import pytest
 from ronde.cli import main
 from ronde.cli.engine_options import ENGINE_OPTIONS
 from ronde.cli.options import Option
+from ronde.cli.run import find_command
 from ronde.cli.run_arguments import OPTIONS, RunArguments, parse_arguments
 from ronde.cli.run_config import idle_options, idle_variables, worker_settings
 from ronde.errors import UsageError
-from ronde.launch.command import find_command
 from ronde.launch.config import Std
 from ronde.settings import resolve
 

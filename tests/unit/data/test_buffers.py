@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ronde.data.buffers import Buffers
+from ronde.data.rows import Buffers
 
 FLOAT, LARGE = np.dtype(np.float64), 1 << 16
 

@@ -20,8 +20,8 @@ from tests.unit.stores.members import Member, packed_keys
 from ronde.errors import AuthenticationError, PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import parse_address, resolve
 from ronde.net.authenticating_listener import MAX_STRANGERS
+from ronde.net.authentication import is_torch_store
 from ronde.net.descriptors import OwnSocket
-from ronde.net.foreign_protocols import is_torch_store
 from ronde.settings import JobKey
 from ronde.stores.server import StoreServer
 from ronde.stores.store import VALUE_LIMIT_BYTES
