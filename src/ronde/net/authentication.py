@@ -8,8 +8,8 @@
 A proof is HMAC-SHA256 over (role, purpose, client's hello, server's hello) under the job key. Fresh nonces of both
 sides make a recorded proof worthless, the role prevents sending a proof back to its maker, and the purpose prevents
 using a connection for one thing (the store, communicator 7) as one for another. The label names the sender in 16 bytes
-whose meaning the caller defines; the proof covers it. All messages have fixed sizes. Other protocols are recognized, above
-all that of PyTorch's TCPStore, so that an error names them.
+whose meaning the caller defines; the proof covers it. All messages have fixed sizes. Other protocols are recognized,
+above all that of PyTorch's TCPStore, so that an error names them.
 
 Separate keys (`Handshake.keys`), one for each direction, bind all later messages to the two ends: HKDF-SHA256
 (RFC 5869) of the purpose and both hellos under the job key, so they are fresh for each connection. Each hello names the
