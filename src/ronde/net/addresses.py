@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ronde.errors import UsageError
-from ronde.net.authentication import process_and_user
 from ronde.net.descriptors import OwnSocket
+from ronde.net.unix_peers import process_and_user
 
 __all__ = [
     "LOOPBACK_REMEDY",

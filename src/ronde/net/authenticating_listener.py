@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 from ronde.errors import ProtocolError
 from ronde.net.admission import AcceptFailures, Refusals, Strangers
-from ronde.net.authentication import Handshake, is_probe, process_and_user
+from ronde.net.authentication import Handshake, is_probe
 from ronde.net.descriptors import OwnSocket, raise_descriptor_limit
+from ronde.net.unix_peers import process_and_user
 
 __all__ = ["HANDSHAKE_NS", "MAX_STRANGERS", "AuthenticatedConnection", "Authenticator", "source_of"]
 

@@ -21,11 +21,6 @@ before it reads the proof. A client that finds the server's proof wrong sends ze
 logs the mismatch.
 
 Only `authenticate` does input and output: it drives one handshake over a blocking socket.
-
-At every Unix socket that has a name, both ends first check the user at the other end, before they send or believe
-anything. The kernel reports it, so no process can claim another user. Only processes of the same user pass, and root is
-no exception: a job of root must not take orders from a user, and a process of root that joins a user's job by mistake
-would give its data to the wrong job.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ from ronde.values import PROTECTION
 
 __all__ = [
     "LABEL_BYTES", "PROTOCOL_VERSION", "SECRET", "ConnectionKeys", "Handshake", "Protection", "Role",
-    "authenticate", "check_user", "describe_foreign_hello", "is_probe", "is_torch_store", "process_and_user",
+    "authenticate", "describe_foreign_hello", "is_probe", "is_torch_store",
     "protection_of", "receive_some", "secrecy_is_wanted", "send_all",
 ]  # fmt: skip
 
@@ -328,28 +323,3 @@ def is_torch_store(endpoint: Endpoint, within_s: float) -> bool:
         sock.sendall(_PROBE)
         return sock.recv(len(_NONCE)) == _NONCE
     return False
-
-
-_CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
-
-
-def process_and_user(sock: socket.socket) -> tuple[int, int]:
-    """Return the process id and the user id at the other end of a Unix socket; see `check_user`."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(credentials)
-    return process, user
-
-
-def check_user(sock: socket.socket) -> None:
-    """Raise AuthenticationError if another user's process is at the other end of a Unix socket; ignores TCP.
-
-    On the connecting side that process is the one that listens; on the accepting side, the one that connected.
-    """
-    if sock.family != socket.AF_UNIX:
-        return
-    process, user = process_and_user(sock)
-    if user != os.geteuid():
-        raise AuthenticationError(
-            f"the other end of this Unix socket is process {process} of user {user}, and this process "
-            f"runs as user {os.geteuid()}: run all processes of a job as one user"
-        )

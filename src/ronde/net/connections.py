@@ -28,7 +28,8 @@ from ronde.errors import AuthenticationError, PeerLostError, ProtocolError, Time
 from ronde.job_key import JobKey
 from ronde.net.addresses import LOOPBACK_REMEDY, Address, is_loopback, resolve
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
-from ronde.net.authentication import ConnectionKeys, Handshake, Role, check_user, protection_of
+from ronde.net.authentication import ConnectionKeys, Handshake, Role, protection_of
+from ronde.net.unix_peers import check_user
 
 __all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 

@@ -37,12 +37,12 @@ from ronde.net.authentication import (
     LABEL_BYTES,
     Role,
     authenticate,
-    check_user,
     is_torch_store,
     protection_of,
     secrecy_is_wanted,
 )
 from ronde.net.descriptors import OwnSocket
+from ronde.net.unix_peers import check_user
 from ronde.stores import wire
 from ronde.stores.server import STORE_PURPOSE, detect_loss, shortcuts
 from ronde.stores.store import check_amount, check_key, check_value, key_list, missing_keys_error, missing_of

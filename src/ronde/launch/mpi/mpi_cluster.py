@@ -57,7 +57,7 @@ from ronde.launch.mpi.mpi_commands import (
 from ronde.launch.mpi.mpirun import find_mpirun, libraries_of
 from ronde.launch.screen import Screen
 from ronde.net.addresses import interface_of
-from ronde.net.authentication import check_user
+from ronde.net.unix_peers import check_user
 from ronde.process.process_groups import Process
 
 __all__ = ["MpiCluster"]
