@@ -73,14 +73,14 @@ FAILURES = [
     ),
     Failure(
         "a file that hides a module of Python",
-        "import tempfile",
+        "import csv\ncsv.reader([])",
         (
             r"ronde: rank \d \(pid \d+\) failed with exit code 1",
-            r"ImportError: cannot import name 'Random' from 'random'",
-            r"^    /.*/random.py hides Python's module 'random' from this program: rename it\n",
+            r"AttributeError: module 'csv' has no attribute 'reader'",
+            r"^    /.*/csv.py hides Python's module 'csv' from this program: rename it\n",
         ),
         beginning="",
-        shell="echo > random.py",
+        shell="echo > csv.py",
     ),
     Failure(
         "a file that hides an installed module",

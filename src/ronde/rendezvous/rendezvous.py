@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from importlib.metadata import entry_points
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.rendezvous.membership import Budget, Failure, Node, RendezvousEvent, Rules
 from ronde.values import FLAG
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "RendezvousConfig",
@@ -274,7 +276,7 @@ def _factory(name: str) -> Factory:
         module, attribute = _OURS[name]
         found: Factory = getattr(importlib.import_module(module), attribute)
         return found
-    points = {point.name: point for point in entry_points(group=_GROUP)}
+    points = _entry_points(_GROUP)
     if name in points:
         loaded: Factory = points[name].load()
         return loaded
@@ -287,7 +289,7 @@ def names() -> list[str]:
     Raises:
         Nothing.
     """
-    return sorted({*_OURS, *_registered, *(point.name for point in entry_points(group=_GROUP))})
+    return sorted({*_OURS, *_registered, *_entry_points(_GROUP)})
 
 
 def torchruns_names() -> list[str]:
@@ -296,4 +298,11 @@ def torchruns_names() -> list[str]:
     Raises:
         Nothing.
     """
-    return sorted(point.name for point in entry_points(group=_TORCHRUNS_GROUP))
+    return sorted(_entry_points(_TORCHRUNS_GROUP))
+
+
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    # Here, because it imports `random` and others, which a file beside the script may hide by mistake.
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=group)}

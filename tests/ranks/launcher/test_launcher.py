@@ -221,7 +221,7 @@ def test_memory_does_not_grow_with_unread_output(launcher: Launcher) -> None:
         assert time.monotonic() < deadline
         before = after
         time.sleep(0.3)
-    assert after < 4 << 20
+    assert after < 8 << 20  # of 200 MB; some 4 MB are modules
     process.send_signal(signal.SIGTERM)
     assert end(process)[0] == 143
 
