@@ -241,6 +241,10 @@ def test_a_protection_that_is_unknown_is_named() -> None:
 def test_a_unix_socket_at_one_end_only_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="another process relays it"):
         keys_of(KERNEL, SEALED)
+    client, server = Handshake(Role.CLIENT, KEY, "store", KERNEL), Handshake(Role.SERVER, KEY, "store", SEALED)
+    with pytest.raises(AuthenticationError):
+        both(client, server)
+    assert server.wanted  # it refuses before it welcomes the client
     ends = Handshake(Role.CLIENT, KEY, "store", KERNEL), Handshake(Role.SERVER, KEY, "store", KERNEL)
     both(*ends)
     assert ends[0].keys is ends[1].keys is None

@@ -293,6 +293,11 @@ def test_the_second_limit_aborts_also_what_another_rank_has_reported() -> None:
     assert rank.at(200) == []
 
 
+def test_tensors_stall_together_within_a_quarter_of_a_short_limit() -> None:
+    assert Inspector(0, 2, 0, S).old_ns == S * 3 // 4
+    assert Inspector(0, 2, 0, 60 * S).old_ns == 59 * S
+
+
 def test_limits_that_are_off() -> None:
     assert Inspector(0, 2, 0, 0).is_idle
     rank = Rank(size=2, warning_s=0, shutdown_s=10)
