@@ -25,6 +25,7 @@ from ronde.stall.inspector import (
     Report,
     Stacks,
     Stall,
+    StalledTensor,
     Tensor,
     circle_through,
     entangled_with,
@@ -262,6 +263,25 @@ def test_who_is_behind_or_in_a_round_itself_looks_again() -> None:
         assert rank.at(60.5) == []
         (again,) = rank.at(61)
         assert rank.answers(61, again, {0: [True], 1: [False]}) == [AskForStacks(2, 1)]
+
+
+def test_a_rank_that_looks_again_leaves_the_report_to_a_lower_rank_only() -> None:
+    for other, asks_on in ((2, True), (0, False)):
+        rank = Rank(rank=1)
+        x = rank.submit("x")
+        (ask,) = rank.at(60)
+        missing = {0: [True], 1: [True], 2: [False]}
+        assert rank.answers(60, ask, missing, {0: 7, 1: 6, 2: 7}) == []
+        assert rank.at(60.5, Asked(other, (x.id,))) == []
+        assert bool(rank.at(61)) == asks_on
+
+
+def test_an_abort_names_three_ranks_and_counts_the_others() -> None:
+    tensor = StalledTensor(Tensor(1, "x", "allreduce", 0), (0,), (1, 2, 3))
+    hosts = {rank: f"host-{rank}" for rank in range(6)}
+    three = "waited for rank 1 on host-1, rank 2 on host-2, rank 3 on host-3"
+    assert abort_reason(Stall(S, (tensor,)), hosts, S).endswith(three)
+    assert abort_reason(Stall(S, (tensor,), silent=(5,)), hosts, S).endswith(f"{three} and 1 more")
 
 
 def test_what_is_being_executed_is_nobodys_fault_and_may_just_take_long() -> None:
