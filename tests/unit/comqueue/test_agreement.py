@@ -60,7 +60,10 @@ def test_a_forgotten_sum_is_an_error_after_the_first_step() -> None:
         (lambda c: np.eye(1, 99999, 99990 - c.task_id), r"w is 0\.0 at \[0, 99989\] on task 0 and 1\.0 at"),
         (lambda c: np.eye(1, 99999, c.task_id), r"w is 1\.0 at \[0, 0\] on task 0 and 0\.0 at"),
         (lambda c: np.zeros(c.task_id), r"w is float64 \(0,\) on task 0 and float64 \(1,\) on task 1"),
-        (lambda c: 1e-9 * (1 + (c.task_id == 1)), r"w is 1e-09 on task 0 and 2e-09 on task 1"),  # small, but not equal
+        (
+            lambda c: 1e-9 * (1 + (c.task_id == 1)),
+            r"w is 1e-09 on task 0 and 2e-09 on task 1",
+        ),  # small, but not equal
         (lambda c: "ab"[c.task_id > 1], r"w is 'a' on task 0 and 'b' on task 2"),
         (lambda c: [0] * (c.task_id + 1), r"w is list of 1 on task 0 and list of 2 on task 1"),
         (lambda c: None if c.task_id else 1, r"w is 1 on task 0 and NoneType of 0 on task 1"),

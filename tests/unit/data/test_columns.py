@@ -15,7 +15,9 @@ pa: Any = pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
 
 
 def test_none_stands_for_the_numbers_that_no_other_array_has() -> None:
-    chosen = ColumnSelection({"y": "label", "X": None}, ["a", "label", "b"], ["a", "label", "b", "text"], "it")
+    chosen = ColumnSelection(
+        {"y": "label", "X": None}, ["a", "label", "b"], ["a", "label", "b", "text"], "it"
+    )
     assert (chosen.columns_of("y"), chosen.columns_of("X")) == (("label",), ("a", "b"))
     assert chosen.names == ("label", "a", "b")
 

@@ -22,7 +22,9 @@ def output(outputs: Outputs, size: int = 8) -> Iterator[WorkerOutput]:
         yield run.worker(0, WORKER, size)
 
 
-@pytest.mark.parametrize(("size", "name"), [(8, "rank.7"), (10, "rank.7"), (11, "rank.07"), (101, "rank.007")])
+@pytest.mark.parametrize(
+    ("size", "name"), [(8, "rank.7"), (10, "rank.7"), (11, "rank.07"), (101, "rank.007")]
+)
 def test_directories_of_ranks_have_the_width_of_the_last(tmp_path: Path, size: int, name: str) -> None:
     with output(Outputs(log_dir=str(tmp_path), by_rank=True), size) as worker:
         assert Path(worker.error_file).parent == tmp_path / name
