@@ -69,6 +69,7 @@ def test_variables(variable: str, text: str, field: str, value: object) -> None:
     [
         ("RONDE_STORE", "localhost:80", "an address like unix:@name"),
         ("RONDE_TRANSPORT", "rdma", "auto or tcp"),
+        ("RONDE_HOST_ID", "h" * 257, "a text of at most 256 characters"),
         ("RONDE_TCP_STREAMS", "0", "a whole number from 1 to 64"),
         ("RONDE_TCP_STREAMS", "two", "a whole number from 1 to 64"),
         ("RONDE_ALLREDUCE_ALGORITHM", "tree", "auto, direct, ring, doubling or hierarchical"),

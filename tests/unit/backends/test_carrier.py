@@ -75,3 +75,9 @@ def test_integers_wrap_around_and_keep_their_order(name: str) -> None:
     a, b = (x.ravel() for x in np.meshgrid(values, values))
     for op, ufunc in ((Sum, np.add), (Product, np.multiply), (Max, np.maximum), (Min, np.minimum)):
         np.testing.assert_array_equal(reduce([a, b], DType[name], op), ufunc(a, b))
+
+
+@pytest.mark.parametrize("name", ["int8", "int32", "int64"])
+def test_averages_of_integers_are_cut_off_towards_zero(name: str) -> None:
+    a, b = np.array([1, -1, 3, -3, 0, -4], name), np.array([0, 0, 2, -2, 0, 2], name)
+    assert reduce([a, b], DType[name], Average).tolist() == [0, 0, 2, -2, 0, -1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -103,4 +104,6 @@ def test_seconds_add_up() -> None:
     rates = Rates(memory_bytes_per_s=100.0, exchange_s=1.0, link_bytes_per_s=10.0, message_s=2.0, frame_s=0.5)
     traffic = Traffic(busiest_bytes=30, lead_bytes=10, steps=3, frames=4, memory_bytes=500, exchanges=7)
     assert seconds_of(traffic, rates) == pytest.approx(4.0 + 6.0 + 2.0 + 5.0 + 7.0)
+    in_pieces = replace(traffic, pieces=4)  # while one crosses, another moves through memory
+    assert seconds_of(in_pieces, rates) == pytest.approx(4.0 / 4 + 6.0 + 2.0 + 5.0 + 7.0)
     assert seconds_of(Traffic(memory_bytes=100), Rates(memory_bytes_per_s=50.0, exchange_s=0.0)) == 2.0

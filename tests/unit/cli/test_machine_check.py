@@ -67,6 +67,10 @@ def test_what_holds_a_machine_back_has_a_remedy(
     assert re.search(remedy, finding.remedy)
 
 
+def test_a_limit_of_time_for_all_cores_is_none() -> None:
+    assert not [each for each in check_machine(replace(GOOD, core_quota=8.0), 2) if each.remedy]
+
+
 def test_unknown_facts_have_no_finding() -> None:
     unknown = dict.fromkeys(("huge_pages", "clock", "receive_bytes", "send_bytes", "host_addresses"))
     subjects = {each.subject for each in check_machine(replace(GOOD, **unknown), 2)}  # type: ignore[arg-type]

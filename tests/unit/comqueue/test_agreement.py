@@ -60,6 +60,10 @@ def test_a_forgotten_sum_is_an_error_after_the_first_step() -> None:
         (lambda c: np.eye(1, 99999, 99990 - c.task_id), r"w is 0\.0 at \[0, 99989\] on task 0 and 1\.0 at"),
         (lambda c: np.eye(1, 99999, c.task_id), r"w is 1\.0 at \[0, 0\] on task 0 and 0\.0 at"),
         (lambda c: np.zeros(c.task_id), r"w is float64 \(0,\) on task 0 and float64 \(1,\) on task 1"),
+        (
+            lambda c: 1e-9 * (1 + (c.task_id == 1)),
+            r"w is 1e-09 on task 0 and 2e-09 on task 1",
+        ),  # small, but not equal
         (lambda c: "ab"[c.task_id > 1], r"w is 'a' on task 0 and 'b' on task 2"),
         (lambda c: [0] * (c.task_id + 1), r"w is list of 1 on task 0 and list of 2 on task 1"),
         (lambda c: None if c.task_id else 1, r"w is 1 on task 0 and NoneType of 0 on task 1"),
@@ -100,6 +104,7 @@ def test_the_last_step_is_always_compared() -> None:
     [
         lambda c: np.nan,
         lambda c: np.array([1.0, 1 + c.task_id * 1e-12, np.inf]),  # as of another machine
+        lambda c: 1e12 + c.task_id,
         lambda c: {("a", c.step_no): 1, "b": (2, None, b"c")},
         lambda c: dict(sorted({"a": 1, "b": 2}.items(), reverse=bool(c.task_id))),
         lambda c: object(),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ronde.comqueue.execution import SharedValues
-from ronde.comqueue.partitions import Partitions, divide_data
+from ronde.comqueue.partitions import Partitions, check_same_rows, divide_data
 from ronde.errors import UsageError
 
 
@@ -55,6 +55,15 @@ def test_what_has_no_rows_is_an_error(data: Any) -> None:
 def test_as_many_partitions_as_tasks() -> None:
     with pytest.raises(UsageError, match="'points' has 3 partitions for 2 tasks"):
         parts_of(Partitions([1, 2, 3]), 2)
+
+
+def test_partitions_that_are_used_together_have_the_same_rows_in_each_task() -> None:
+    two_one, one_two = Partitions([[1, 2], [3]]), Partitions([[1], [2, 3]])
+    check_same_rows({"points": two_one, "labels": two_one, "weights": [1, 2, 3]})
+    with pytest.raises(UsageError, match=r"'points' and 'labels' have \[2, 1\] and \[1, 2\] rows"):
+        check_same_rows({"points": two_one, "labels": one_two})
+    with pytest.raises(UsageError, match=r"'points' and 'weights' have \[2, 1\] and 4 rows"):
+        check_same_rows({"points": two_one, "weights": [1, 2, 3, 4]})
 
 
 def test_shared_values_are_copied_only_for_the_one_that_writes() -> None:

@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ronde.data.columns import to_array
+from ronde.data.columns import ColumnSelection, to_array
 from ronde.errors import UsageError
 
 pa: Any = pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
+
+
+def test_none_stands_for_the_numbers_that_no_other_array_has() -> None:
+    chosen = ColumnSelection(
+        {"y": "label", "X": None}, ["a", "label", "b"], ["a", "label", "b", "text"], "it"
+    )
+    assert (chosen.columns_of("y"), chosen.columns_of("X")) == (("label",), ("a", "b"))
+    assert chosen.names == ("label", "a", "b")
 
 
 def test_arrays_of_all_kinds() -> None:

@@ -136,6 +136,21 @@ def test_one_lucky_trial_does_not_win() -> None:
     assert finished.values.fusion_bytes != lucky.fusion_bytes
 
 
+def test_what_was_measured_once_does_not_win_over_finalists_that_turn_out_slower() -> None:
+    seen: list[Tune] = []
+
+    def slower_later(values: Tune) -> float:
+        if values in seen:
+            return 5e8
+        seen.append(values)
+        return 1e9 + 1e6 * len(seen)
+
+    tuning, _ = tuning_on_one_host(trials=8, samples=1, warmup=0)
+    finished = Job(tuning, slower_later, at_random(4, 4)).run()
+    assert finished.values in seen[-4:]
+    assert finished.score == 5e8
+
+
 def test_the_start_wins_if_nothing_is_better() -> None:
     tuning, _ = tuning_on_one_host(trials=5)
     finished = Job(tuning, lambda values: 2e9 if values == BAD else 1e9, at_random(2, 4)).run()

@@ -241,6 +241,13 @@ def test_a_protection_that_is_unknown_is_named() -> None:
 def test_a_unix_socket_at_one_end_only_is_refused() -> None:
     with pytest.raises(AuthenticationError, match="another process relays it"):
         keys_of(KERNEL, SEALED)
+    client, server = (
+        Handshake(Role.CLIENT, KEY, "store", SEALED),
+        Handshake(Role.SERVER, KEY, "store", KERNEL),
+    )
+    with pytest.raises(AuthenticationError, match="another process relays it"):
+        both(client, server)
+    assert client.keys is None  # the end of the other kind refuses too, and first
     ends = Handshake(Role.CLIENT, KEY, "store", KERNEL), Handshake(Role.SERVER, KEY, "store", KERNEL)
     both(*ends)
     assert ends[0].keys is ends[1].keys is None

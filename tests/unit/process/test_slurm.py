@@ -66,6 +66,10 @@ def test_nonsense_is_refused() -> None:
         find_step({**SECOND, "SLURM_STEP_NUM_TASKS": "0"})
     with pytest.raises(UsageError, match="SLURM_PROCID=9 does not fit SLURM_STEP_NUM_TASKS="):
         find_step({**SECOND, "SLURM_PROCID": "9"})
+    with pytest.raises(
+        UsageError, match="SLURM_PROCID=2 does not fit SLURM_STEP_NUM_TASKS=2: ranks count from 0"
+    ):
+        find_step({**SECOND, "SLURM_PROCID": "2"})
     with pytest.raises(UsageError, match="SLURM_PROCID='x' is invalid"):
         find_step({**SECOND, "SLURM_PROCID": "x"})
 

@@ -233,6 +233,14 @@ def test_a_leader_that_reads_late_grants_the_full_time_again() -> None:
     assert inbox.roster == "ab"
 
 
+def test_a_message_that_arrives_twice_counts_once() -> None:
+    inbox = LeaderWithInbox(Rules(2, 4)).join("a")
+    request = JoinRequest(inbox.seq, Node("a", "host-a", "", 1, "", 1), -1)
+    inbox.lose("a")
+    inbox.leader.handle_message(inbox.now_ns, request)
+    assert "a" not in inbox.leader.nodes
+
+
 def test_leaving() -> None:
     inbox = running("abc", Rules(1, 3))
     inbox.say(LeaveNotice(0, "c", "host-c", "preempted"))

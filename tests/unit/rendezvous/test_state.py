@@ -55,6 +55,22 @@ def test_a_later_version_that_closes_the_job_counts() -> None:
     assert not ENDED.is_newer(closed, elsewhere=False)
 
 
+def test_of_two_stores_the_one_with_the_later_round_counts() -> None:
+    """The numbers of versions in two stores say nothing about each other, nor does a round that only forms."""
+    fifth = replace(RUNNING, roster=RosterKey(4, 5, 1), version=2)
+    third = replace(ENDED, roster=RosterKey(2, 3, 1), number=9, version=30)
+    assert fifth.is_newer(third, elsewhere=True)
+    assert not third.is_newer(fifth, elsewhere=True)
+    assert third.is_newer(replace(third, roster=None, version=31), elsewhere=True)
+
+
+def test_a_restored_state_is_later_than_both() -> None:
+    found = replace(ENDED, term=9, version=3)
+    for old, term, version in ((None, 6, 19), (found, 10, 19), (replace(found, version=40), 10, 41)):
+        restored = RUNNING.restored("b", old)
+        assert (restored.leader, restored.term, restored.version) == ("b", term, version)
+
+
 NODE = Node("a", "höst", "::1", 8, "tcp:[::1]:1", 29500, "trainer", 3, host_id="f00d")
 FAILURE = Failure(1, 0, "h", 42, -9, "killed\n", "why", True)
 TERMS = JobTerms.of(Rules(1, 4), Budget(2, -1))

@@ -25,6 +25,7 @@ from ronde.stall.inspector import (
     Report,
     Stacks,
     Stall,
+    StalledTensor,
     Tensor,
     circle_through,
     entangled_with,
@@ -264,6 +265,25 @@ def test_who_is_behind_or_in_a_round_itself_looks_again() -> None:
         assert rank.answers(61, again, {0: [True], 1: [False]}) == [AskForStacks(2, 1)]
 
 
+def test_a_rank_that_looks_again_leaves_the_report_to_a_lower_rank_only() -> None:
+    for other, asks_on in ((2, True), (0, False)):
+        rank = Rank(rank=1)
+        x = rank.submit("x")
+        (ask,) = rank.at(60)
+        missing = {0: [True], 1: [True], 2: [False]}
+        assert rank.answers(60, ask, missing, {0: 7, 1: 6, 2: 7}) == []
+        assert rank.at(60.5, Asked(other, (x.id,))) == []
+        assert bool(rank.at(61)) == asks_on
+
+
+def test_an_abort_names_three_ranks_and_counts_the_others() -> None:
+    tensor = StalledTensor(Tensor(1, "x", "allreduce", 0), (0,), (1, 2, 3))
+    hosts = {rank: f"host-{rank}" for rank in range(6)}
+    three = "waited for rank 1 on host-1, rank 2 on host-2, rank 3 on host-3"
+    assert abort_reason(Stall(S, (tensor,)), hosts, S).endswith(three)
+    assert abort_reason(Stall(S, (tensor,), silent=(5,)), hosts, S).endswith(f"{three} and 1 more")
+
+
 def test_what_is_being_executed_is_nobodys_fault_and_may_just_take_long() -> None:
     rank = Rank(size=2)
     rank.submit("x", is_running=True)
@@ -291,6 +311,11 @@ def test_the_second_limit_aborts_also_what_another_rank_has_reported() -> None:
     )
     assert abort_reason(abort.stall, HOSTS, 100 * S) == expected
     assert rank.at(200) == []
+
+
+def test_tensors_stall_together_within_a_quarter_of_a_short_limit() -> None:
+    assert Inspector(0, 2, 0, S).old_ns == S * 3 // 4
+    assert Inspector(0, 2, 0, 60 * S).old_ns == 59 * S
 
 
 def test_limits_that_are_off() -> None:

@@ -81,6 +81,20 @@ def test_a_held_key_that_was_deleted_is_held_no_longer() -> None:
     assert dict(table.items()) == {b"key": b"2"}
 
 
+def test_held_keys_are_in_no_journal() -> None:
+    table = Table()
+    table.set(b"was kept", b"1")
+    table.begin_changes()
+    table.hold(b"held", b"2", "client")
+    table.hold(b"was kept", b"3", "client")
+    table.set(b"kept", b"4")
+    assert set(table.changes()) == {
+        ("key", b"held", None),
+        ("key", b"was kept", None),
+        ("key", b"kept", b"4"),
+    }
+
+
 def test_append_keeps_to_the_limit() -> None:
     table = Table()
     table.append(b"key", b"v" * VALUE_LIMIT_BYTES)

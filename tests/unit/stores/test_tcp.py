@@ -374,6 +374,14 @@ def test_adding_to_what_is_no_number(client: StoreClient) -> None:
     assert client.get("key", 0) == b"text"
 
 
+def test_one_call_carries_half_of_a_frame(client: StoreClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ronde.stores.tcp.FRAME_LIMIT_BYTES", 2000)
+    client.multi_set({"a": b"1" * 400, "b": b"2" * 500})
+    with pytest.raises(UsageError, match="one call to a store has at most 1000 bytes of keys and values"):
+        client.multi_set({"a": b"3" * 600, "b": b"4" * 500})
+    assert client.get("a", LONG) == b"1" * 400
+
+
 def test_timers_of_waiters_that_were_served_do_not_pile_up(server: StoreServer, client: StoreClient) -> None:
     other = StoreClient(server.address, KEY, LONG)
     for number in range(300):

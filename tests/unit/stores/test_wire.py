@@ -35,6 +35,13 @@ def test_known_values_travel_as_something_shorter() -> None:
     assert len(set(known.values())) == len(VALUES)
 
 
+def test_an_expected_value_has_all_of_its_bytes() -> None:
+    assert wire.split_expected(b"\0\0\0\2abc") == (b"ab", b"c")
+    assert wire.split_expected(b"\0\0\0\3abc") == (b"abc", b"")
+    with pytest.raises(ProtocolError, match="is incomplete"):
+        wire.split_expected(b"\0\0\0\4abc")
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nonsense_is_a_protocol_error(operation: int) -> None:
     chance = random.Random(operation)

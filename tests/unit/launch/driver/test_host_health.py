@@ -70,6 +70,10 @@ def test_a_failing_host_is_set_aside_for_longer_and_longer() -> None:
         assert started(health.step(now, HostTimer())) == [("b", 2)]
     now += 35 * S  # it has worked for long
     assert "for 10 s" in str(health.step(now, HostFailed("b", "no route"))[0])
+    now += 10 * S
+    assert started(health.step(now, HostTimer())) == [("b", 2)]
+    now += 34 * S  # and not for so long
+    assert "for 20 s" in str(health.step(now, HostFailed("b", "no route"))[0])
 
 
 def test_a_fixed_job_ends_with_the_first_host_that_fails() -> None:
