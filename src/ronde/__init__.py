@@ -196,16 +196,14 @@ __all__ = [
 ]
 
 _OF_THE_WORLD = (
-    *(
-        "cross_rank",
-        "cross_size",
-        "is_homogeneous",
-        "is_initialized",
-        "local_rank",
-        "local_size",
-        "rank",
-        "size",
-    ),
+    "cross_rank",
+    "cross_size",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "size",
     "world",
 )
 _OF_THE_PROCESS = (

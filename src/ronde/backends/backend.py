@@ -123,18 +123,20 @@ class Patience:
             message = f"waited {place.timeout_ns // 10**6} ms in {self._operation}"
             raise TimeoutError(message, self._operation, self.waited_ns)
 
-    def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Return when the operation is done. Most take a short time, so the first two seconds pass without a pause.
+    def wait_until(self, is_done: Callable[[], bool], spin_ns: int = _SPIN_NS) -> None:
+        """Return when the operation is done. Most take a short time, so the wait begins without pauses.
 
         Args:
             is_done: Returns whether the operation is done, at once.
+            spin_ns: The time without pauses, in nanoseconds since the operation began (two seconds). Later the calls
+                of `is_done` are 50 microseconds apart.
 
         Raises:
             PeerError, TimeoutError: As of `check`.
         """
         while not is_done():
             self.check()
-            if self.waited_ns < _SPIN_NS:
+            if self.waited_ns < spin_ns:
                 os.sched_yield()
             else:
                 time.sleep(_REST_S)

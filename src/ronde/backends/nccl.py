@@ -27,6 +27,7 @@ _REDUCED = (
     *(DType.int8, DType.uint8, DType.int32, DType.int64),
     *(DType.float16, DType.bfloat16, DType.float32, DType.float64),
 )
+_SPIN_NS = 10**9  # the device works on without the processor, which need not ask without pauses for longer
 
 _ready: dict[int, Any] = {}  # by address: the event after which the memory may be used
 
@@ -208,4 +209,4 @@ class NCCL(DeviceBackend):
                 work.wait()  # the stream waits, not this thread
             done = cuda.Event()
             done.record(self._stream)
-        self.place.patience(f"{operation} by nccl").wait_until(done.query)
+        self.place.patience(f"{operation} by nccl").wait_until(done.query, _SPIN_NS)

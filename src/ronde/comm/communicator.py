@@ -199,7 +199,7 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
             root: the rank that gets the result (default: 0).
             op: the reduction, as for `allreduce`, but not Adasum (default: Sum).
             out: an array of the result's shape and dtype that receives the result (None: a new array).
@@ -232,7 +232,7 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
             op: the reduction, as for `allreduce`, but not Adasum (default: Sum).
             out: an array of the result's shape and dtype that receives the result (None: a new array).
 
@@ -266,8 +266,8 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
-                ranks.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same dtype and, except for the first
+                axis, the same shape on all ranks.
             out: an array of the result's shape and dtype that receives the result (None: a new array).
 
         Raises:
@@ -296,8 +296,8 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
-                ranks.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same dtype and, except for the first
+                axis, the same shape on all ranks.
             root: the rank that gets the result (default: 0).
             out: an array of the result's shape and dtype that receives the result (None: a new array).
 
@@ -334,7 +334,7 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
             root: the rank that gives the array (default: 0).
             out: an array of the result's shape and dtype that receives the result (None: a new array).
 
@@ -362,7 +362,7 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`; not used on other ranks than `root`.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`; not used on other ranks than `root`.
             root: the rank that gives the array (default: 0).
             out: an array of the result's shape and dtype that receives the result (None: a new array).
 
@@ -396,8 +396,8 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all
-                ranks.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same dtype and, except for the first
+                axis, the same shape on all ranks.
             splits: the number of rows for each rank, which add up to `len(x)` (None: the same number for all).
             out: an array of the result's shape and dtype that receives the result (None: a new array).
 
@@ -436,6 +436,7 @@ class Communicator:
         All ranks call it, in the same order as their other calls.
 
         Raises:
+            UsageError: this communicator has been shut down.
             MismatchError: the ranks made different calls; the error quotes both.
             PeerLostError: a rank died, left or cannot be reached. It is final for this communicator.
             AbortedError: a rank called `abort`.
@@ -453,7 +454,7 @@ class Communicator:
         Only the two ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`.
+            x: a NumPy array, a CPU tensor or a number, as for `allreduce`.
             dest: the receiving rank, not this one.
             tag: a number from 0 to 2**31 - 1, the same in `recv` (default: 0).
 
@@ -473,7 +474,7 @@ class Communicator:
         Only the two ranks call it, in the same order as their other calls.
 
         Args:
-            x: an array as for `allreduce`.
+            x: a NumPy array or a CPU tensor, as for `allreduce`, that can be changed.
             source: the sending rank, not this one.
             tag: a number from 0 to 2**31 - 1, the same in `send` (default: 0).
 

@@ -47,7 +47,7 @@ def require_same_structure(
     """
     if _is_common(group, checksum_of(structure)):
         return
-    texts = _told(group, describe())
+    texts = _gather_from_all(group, describe())
     other = find_different(texts) or 0
     raise MismatchError(
         f"{group.activity.place}: {subject} {texts[0]} on task 0 and {texts[other]} on task {other}: expected one "
@@ -62,12 +62,12 @@ def _is_common(group: TaskGroup, checksum: int) -> bool:
     return bool(extremes[0] == -extremes[1])
 
 
-def _told(group: TaskGroup, mine: Any) -> list[Any]:
+def _gather_from_all(group: TaskGroup, mine: Any) -> list[Any]:
     """Return what all tasks pass, by task. Raises MismatchError if they do different things at present."""
-    told = group.allgather_object((str(group.activity), mine))
-    if difference := compare_activities([activity for activity, _ in told]):
+    gathered = group.allgather_object((str(group.activity), mine))
+    if difference := compare_activities([activity for activity, _ in gathered]):
         raise MismatchError(difference)
-    return [each for _, each in told]
+    return [each for _, each in gathered]
 
 
 def is_checked_after(step_no: int) -> bool:
@@ -131,8 +131,8 @@ def _leaves_of(tree: Any, place: str) -> Iterator[Leaf]:
 def _compare_with_task_0(group: TaskGroup, state: Mapping[str, Any], place: str) -> None:
     mine = list(_leaves(state))
     expected = group.broadcast_object(mine, 0)
-    told = _told(group, _difference(expected, mine))
-    differences = {task: difference for task, difference in enumerate(told) if difference}
+    gathered = _gather_from_all(group, _difference(expected, mine))
+    differences = {task: difference for task, difference in enumerate(gathered) if difference}
     if differences:
         task, (name, theirs, its) = next(iter(differences.items()))
         tasks = _described(list(differences), group.num_tasks)

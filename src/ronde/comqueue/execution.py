@@ -146,6 +146,9 @@ def _without_data(plan: Plan) -> Plan:
     return replace(plan, partitioned={}, broadcast={})
 
 
+# The data on the way to the tasks
+
+
 class TaskValues(Protocol):
     """The data of all tasks: value 0 is the `CommonData`, value i + 1 the parts of task i."""
 
@@ -224,6 +227,9 @@ class _ThreadValues:
     def load(self, number: int, *, is_read_only: bool = False) -> Any:
         value = self.copies.load(number, is_read_only=is_read_only)
         return value if number else replace(value, sources=self.sources)
+
+
+# Tasks, by where they run
 
 
 def _run_task(plan: Plan, values: TaskValues, place: CheckpointPlace | None, group: TaskGroup) -> Any:

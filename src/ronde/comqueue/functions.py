@@ -211,6 +211,9 @@ def name_of(function: object) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
+# Functions that communicate
+
+
 class CommunicateFunction(ABC):
     """A function by which tasks exchange objects. To write one, derive from this class and use the group."""
 

@@ -239,11 +239,11 @@ class RankGroup:
     def _explained(self, error: MismatchError, call: _GroupCall) -> MismatchError:
         """Return an error that tells what two tasks did. All tasks call it, because a mismatch ends all their calls."""
         try:
-            told = allgather_object((str(self.activity), str(call)), "comqueue.mismatch")
+            gathered = allgather_object((str(self.activity), str(call)), "comqueue.mismatch")
         except (PeerError, RemoteError):  # another one has ended, so only the calls are known
             return MismatchError(f"{self.activity.place}: {error}")
         text = _compare_calls(
-            [activity for activity, _ in told], [call for _, call in told], self.activity.place
+            [activity for activity, _ in gathered], [call for _, call in gathered], self.activity.place
         )
         return MismatchError(text or f"{self.activity.place}: {error}")
 

@@ -164,6 +164,9 @@ def _describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     return f"lists of {' x '.join(map(str, shape))} {dtype}" if shape else str(dtype)
 
 
+# Columns as arrays
+
+
 def holds_numbers(kind: Any) -> bool:
     """Return whether the values of an Arrow type are numbers, or true and false."""
     types = need("pyarrow", "pyarrow.types")

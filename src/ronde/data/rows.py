@@ -161,6 +161,8 @@ def is_flink_table(source: Any) -> bool:
     return hasattr(source, "get_resolved_schema") and hasattr(source, "to_pandas")
 
 
+# Memory for blocks of rows, used again
+
 LARGE = 1 << 16  # bytes; smaller arrays are not kept
 
 

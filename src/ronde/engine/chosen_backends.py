@@ -235,6 +235,9 @@ def _place(comm: Communicator, members: tuple[int, ...], settings: Settings, pur
     )
 
 
+# The setting `backends`, and backends by name
+
+
 def preferences(text: str) -> dict[Kind, list[str]]:
     """Return the names for each operation, in order of preference. Raises UsageError for an invalid list."""
     names = {kind.name: kind for kind in _OPERATIONS}

@@ -165,6 +165,9 @@ def _checked(header: ObjectHeader, content: np.ndarray[Any, Any], name: str) -> 
     return _unpack_object(header, content)
 
 
+# Objects as bytes: the header, the content, and its HMAC
+
+
 class ObjectHeader(NamedTuple):
     """What a rank has to know before the content arrives.
 
@@ -294,6 +297,9 @@ def _unpack_object(header: ObjectHeader, content: Bytes) -> Any:
         buffers.append(buffer.toreadonly() if is_read_only else buffer)
         place += length
     return pickle.loads(memory[:end], buffers=buffers)
+
+
+# Pickles, with large buffers beside them
 
 
 class _Chunks(list[memoryview]):

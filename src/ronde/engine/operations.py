@@ -116,7 +116,7 @@ def allreduce_async(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         op: the reduction, as for `allreduce` (default: Average).
         prescale_factor: multiplies the input (default: 1).
@@ -214,7 +214,8 @@ def allgather(x: ArrayT | Number, name: str | None = None, process_set: ProcessS
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same dtype and, except for the first
+            axis, the same shape on all ranks.
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         process_set: the ranks that take part (None: all ranks).
 
@@ -236,7 +237,8 @@ def allgather_async(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same dtype and, except for the first
+            axis, the same shape on all ranks.
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         process_set: the ranks that take part (None: all ranks).
 
@@ -320,7 +322,7 @@ def broadcast(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
         root: a rank of the world, also with a process set (default: 0).
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         out: an array of the result's shape and dtype that receives the result (None: a new array).
@@ -348,7 +350,7 @@ def broadcast_async(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
         root: a rank of the world, also with a process set (default: 0).
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         out: an array of the result's shape and dtype that receives the result (None: a new array).
@@ -378,7 +380,8 @@ def alltoall(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same dtype and, except for the first
+            axis, the same shape on all ranks.
         splits: the number of rows for each rank (None: the same number for all).
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         process_set: the ranks that take part (None: all ranks).
@@ -404,7 +407,8 @@ def alltoall_async(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same dtype and, except for the first axis, the same shape on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same dtype and, except for the first
+            axis, the same shape on all ranks.
         splits: the number of rows for each rank (None: the same number for all).
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         process_set: the ranks that take part (None: all ranks).
@@ -433,7 +437,7 @@ def reducescatter(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         op: the reduction, as for `allreduce`, but not Adasum (default: Average).
         prescale_factor: multiplies the input (default: 1).
@@ -464,7 +468,7 @@ def reducescatter_async(
     All ranks of the process set call it with the same name, in any order and from any thread.
 
     Args:
-        x: an array as for `allreduce`, of the same shape and dtype on all ranks.
+        x: a NumPy array, a CPU tensor or a number, as for `allreduce`, of the same shape and dtype on all ranks.
         name: the same on all ranks, and of one operation at a time (None: numbered in program order).
         op: the reduction, as for `allreduce`, but not Adasum (default: Average).
         prescale_factor: multiplies the input (default: 1).

@@ -368,6 +368,9 @@ class _SlotFunction(ProcessFunction):  # type: ignore[misc]  # PyFlink has no ty
         return iter(())
 
 
+# Why Flink ended or refused a job
+
+
 def _describe_failure(error: Exception, wanted: int = 0, capacity: Capacity | None = None) -> str:
     """Return in one line why Flink ended or refused a job.
 

@@ -88,8 +88,8 @@ class _Allgather(_Followed):
         counts = [shape[0] if shape else 1 for shape in ctx.shapes]
         name = None if call.name is None else f"{call.name}.rows"
         of_rows = Call(Kind.allgather, name, call.process_set, waits=True)
-        (told,) = _run_now(of_rows, [torch.tensor([[place, *counts]])])  # [ranks, 1 + tensors]
-        offsets = told[told[:, 0] < place, 1:].sum(dim=0).tolist()  # ranks that have joined send nothing
+        (rows,) = _run_now(of_rows, [torch.tensor([[place, *counts]])])  # [ranks, 1 + tensors]
+        offsets = rows[rows[:, 0] < place, 1:].sum(dim=0).tolist()  # ranks that have joined send nothing
         shares = [
             mean.narrow(0, offset, count).reshape(shape)
             for mean, offset, count, shape in zip(run_call(call, gradients), offsets, counts, ctx.shapes)

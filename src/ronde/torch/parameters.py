@@ -87,6 +87,8 @@ def tensor_name(optimizer: Any, parameter: Any) -> str:
     return f"{name} of optimizer {number + 1}" if number else name
 
 
+# The check
+
 _NAME = "DistributedOptimizer.parameters"
 _DIGEST_BYTES = 16
 _REMEDY = (

@@ -114,8 +114,8 @@ def _moments_of_all(input: Any, process_set: ProcessSet | None) -> _Moments:
             mine.zero_()  # the mean of no values is NaN
         message = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mine])[None]
         name = f"sync_batch_norm.{channels}.moments"
-        told = start_dense(Call(Kind.allgather, name, process_set, waits=True), message).wait()
-        counts, means, variances = told[:, :1], told[:, 1 : channels + 1], told[:, channels + 1 :]
+        gathered = start_dense(Call(Kind.allgather, name, process_set, waits=True), message).wait()
+        counts, means, variances = gathered[:, :1], gathered[:, 1 : channels + 1], gathered[:, channels + 1 :]
         total = float(counts.sum())
         if total < 2:
             raise ValueError(

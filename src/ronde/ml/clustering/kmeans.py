@@ -612,6 +612,9 @@ class MiniBatchKMeans(CenterEstimator):
         return int(self.init_size)
 
 
+# The rows that an estimator gets
+
+
 def point_data(estimator: Any, X: Any, sample_weight: Any = None, *, reset: bool = True) -> TrainingData:
     """Check X and sample_weight as `training_data` does, but leave the rows of a source of arrays to the tasks.
 

@@ -135,6 +135,9 @@ def sums_at(places: Array, numbers: Array, count: int) -> Array:
     return np.bincount(places, numbers, minlength=count).astype(np.float64, copy=False)
 
 
+# Metrics
+
+
 @dataclass(frozen=True)
 class Geometry:
     """A metric.
@@ -259,6 +262,9 @@ def offset_of(sample: Array) -> Array | None:
     middle = np.median(sample, axis=0)
     is_far = np.abs(middle) > FAR * np.median(np.abs(sample - middle), axis=0)
     return np.where(is_far, middle, 0).astype(np.float32) if is_far.any() else None
+
+
+# The nearest center
 
 
 class Nearest(NamedTuple):

@@ -299,6 +299,9 @@ class Lasso(ElasticNet):
         self.random_state, self.on, self.verbose = random_state, on, verbose
 
 
+# The step
+
+
 @dataclass
 class CoordinateSearch:
     """Where the steps are; the same on all tasks.

@@ -189,6 +189,9 @@ class DescentOptimizer(Optimizer):
         )
 
 
+# Directions
+
+
 class GradientDescent(DescentOptimizer):
     """Takes steps along the gradient over all rows.
 
@@ -388,6 +391,9 @@ def conjugate_gradients(
     return x if np.vdot(x, vector) > 0 else vector
 
 
+# Lengths
+
+
 class LengthVerdict(enum.Enum):
     """What to do with a length."""
 
@@ -424,6 +430,9 @@ def best_length(lengths: Sequence[float], losses: Sequence[float], limit: float)
         (loss if math.isfinite(loss) else math.inf, length) for loss, length in zip(losses, lengths)
     )
     return length if loss < limit else None
+
+
+# Orthants: within one the penalty l1 is smooth
 
 
 def pseudo_gradient(w: Array, gradient: Array, factors: Array) -> Array:
