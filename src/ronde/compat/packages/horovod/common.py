@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from ronde.comm import queries, world
+from ronde.comm import world
 from ronde.engine import process
 from ronde.engine.process import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ronde.environment import environment, set_variable
@@ -175,13 +175,13 @@ class HorovodBasics:
     start_timeline = staticmethod(process.start_timeline)
     stop_timeline = staticmethod(process.stop_timeline)
     is_initialized = staticmethod(world.is_initialized)
-    rank = staticmethod(queries.rank)
-    size = staticmethod(queries.size)
-    local_rank = staticmethod(queries.local_rank)
-    local_size = staticmethod(queries.local_size)
-    cross_rank = staticmethod(queries.cross_rank)
-    cross_size = staticmethod(queries.cross_size)
-    is_homogeneous = staticmethod(queries.is_homogeneous)
+    rank = staticmethod(world.rank)
+    size = staticmethod(world.size)
+    local_rank = staticmethod(world.local_rank)
+    local_size = staticmethod(world.local_size)
+    cross_rank = staticmethod(world.cross_rank)
+    cross_size = staticmethod(world.cross_size)
+    is_homogeneous = staticmethod(world.is_homogeneous)
     mpi_built = staticmethod(mpi_built)
     gloo_built = staticmethod(gloo_built)
     nccl_built = staticmethod(nccl_built)
