@@ -270,12 +270,19 @@ def test_the_tree_of_errors_is_true() -> None:
     assert drawn == {name: value.__bases__[0].__name__ for name, value in classes.items()}
 
 
+EVERY_VERB = """
+import pkgutil, ronde.cli
+for each in pkgutil.iter_modules(ronde.cli.__path__, "ronde.cli."):
+    __import__(each.name)
+"""
+
+
 @pytest.mark.parametrize(
     "program",
     [
         "import ronde",
         "import ronde.cli; sys.argv = ['ronde', 'run', '--help']; ronde.cli.main()",
-        "import pkgutil, ronde.cli\nfor each in pkgutil.iter_modules(ronde.cli.__path__, 'ronde.cli.'): __import__(each.name)",
+        EVERY_VERB,
     ],
     ids=["import ronde", "ronde run --help", "every verb"],
 )
