@@ -180,6 +180,9 @@ def _memory_file(stack: ExitStack) -> int:
     return fd
 
 
+# Why something cannot be sent
+
+
 MOST_DEPTH = 8
 
 # By the package and the name of a class: what to do instead.

@@ -74,6 +74,9 @@ _BLAME = (
 )
 
 
+# The text
+
+
 def exception_text(error: BaseException) -> str:
     """Return what Python prints of an uncaught exception, by the rules above."""
     if sentence := left_debugger(error):
@@ -181,6 +184,9 @@ def described(error: BaseException) -> str:
         return shortened(f"{type(error).__name__}: {error}")
     except Exception as problem:
         return f"{type(error).__name__}, whose text cannot be had: {type(problem).__name__}"
+
+
+# The error file
 
 
 def write_error_file(path: str, error: BaseException) -> None:
