@@ -179,7 +179,6 @@ def blames_peer(error: BaseException | None) -> bool:
 
 def described(error: BaseException) -> str:
     """Return the type and text of the exception, even if its `__str__` fails; a long text without its middle."""
-
     try:
         return shortened(f"{type(error).__name__}: {error}")
     except Exception as problem:
