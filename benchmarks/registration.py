@@ -117,7 +117,7 @@ class Start:
         self._driver_ns += time.process_time_ns() - began_ns
         for effect in effects:
             match effect:
-                case Accept(accepted, _):
+                case Accept(accepted):
                     self._pass(accepted.id, 1, 1 + len(hello()))  # and the agent's greeting
                 case Refuse(refused, reason):
                     self._pass(refused, 1 + len(reason.encode()))

@@ -270,15 +270,26 @@ def test_the_tree_of_errors_is_true() -> None:
     assert drawn == {name: value.__bases__[0].__name__ for name, value in classes.items()}
 
 
+EVERY_VERB = """
+import pkgutil, ronde.cli
+for each in pkgutil.iter_modules(ronde.cli.__path__, "ronde.cli."):
+    __import__(each.name)
+"""
+
+
 @pytest.mark.parametrize(
     "program",
-    ["import ronde", "import ronde.cli; sys.argv = ['ronde', 'run', '--help']; ronde.cli.main()"],
-    ids=["import ronde", "ronde run --help"],
+    [
+        "import ronde",
+        "import ronde.cli; sys.argv = ['ronde', 'run', '--help']; ronde.cli.main()",
+        EVERY_VERB,
+    ],
+    ids=["import ronde", "ronde run --help", "every verb"],
 )
 def test_loads_no_framework(program: str) -> None:
     report = "print('loaded:', {'numpy', 'torch'} & set(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: {report}); {program}"],
+        [sys.executable, "-c", f"import atexit, sys; atexit.register(lambda: {report})\n{program}"],
         capture_output=True,
         text=True,
         check=True,

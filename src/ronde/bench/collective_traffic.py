@@ -2,7 +2,7 @@
 ranks wait for each other. Pure.
 
 A size in bytes is that of the array of a rank; in an all-gather and a gather, that of all ranks' arrays together.
-`bench/traffic_counts` says what is counted, and `bench/traffic_counts` has the phases inside a host.
+`bench/traffic_counts` says what is counted, and has the phases inside a host.
 `cpp/tests/traffic` counts all this in the real algorithms; the model agrees within 3 % where the parts of the ranks
 have at least a line each. `bench/cost_model` converts counts to seconds.
 """
@@ -43,6 +43,7 @@ __all__ = [
     "least_traffic",
     "select_allreduce",
     "traffic_of",
+    "usual_algorithm",
 ]
 
 OPERATIONS = (

@@ -75,7 +75,7 @@ class Traffic:
 
 
 def whole_lines(nbytes: int) -> int:
-    """Return the bytes of the lines in which so many bytes lie."""
+    """Return the bytes of the whole lines that hold `nbytes` bytes."""
     return -(-nbytes // LINE_BYTES) * LINE_BYTES
 
 
@@ -125,7 +125,7 @@ def _lane_bytes(ranks: int) -> int:
 
 
 def _windows(nbytes: int, room: int) -> int:
-    """Return in how many windows so many bytes of a rank pass through lanes with this room."""
+    """Return in how many windows `nbytes` bytes of a rank pass through lanes with `room` bytes."""
     window = min(max(nbytes // WINDOWS_WANTED, SMALLEST_WINDOW_BYTES), room)
     return -(-nbytes // window)
 
@@ -143,7 +143,7 @@ def reduce_in_host(
     arrays = (READ * ranks + result * results) * nbytes
     if nbytes <= SMALL_BYTES:
         read = nbytes * (ranks - 1) * results  # in the announcements of others
-        filled = nbytes * (ranks - has_root)  # those that somebody has read since
+        filled = nbytes * (ranks - has_root)  # those that another rank has read since
         took_over = read if ranks == 2 else 0
         return Traffic(memory_bytes=arrays + TAKE * read + TAKE_OVER * took_over + FILL * filled, exchanges=1)
     if is_symmetric:

@@ -135,6 +135,9 @@ def _version() -> str:
     return f"ronde {version()}\n"
 
 
+# --dry-run
+
+
 STREAMS = {Std.NONE: "nothing", Std.OUT: "stdout", Std.ERR: "stderr", Std.ALL: "stdout and stderr"}
 
 
@@ -229,6 +232,9 @@ def _outputs(outputs: Outputs) -> Iterator[str]:
             yield f"    {what}: {STREAMS[std]} of {'all workers' if rank < 0 else f'local rank {rank}'}"
     if outputs.filter is not None:
         yield f"shown: only local ranks {', '.join(map(str, sorted(outputs.filter)))}"
+
+
+# The command of the workers
 
 
 def find_command(

@@ -64,6 +64,34 @@ _TORCHRUNS_VARIABLES = {
 }
 NEVER = str(2**31)  # larger than any tensor: the limit of the setting
 
+LONG = 7 * 24 * 3600 * SECOND
+ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
+TCP_PORT, STATIC_PORT = 29400, 29500  # torchrun's
+MANY_NODES = 1 << 16  # no limit for hosts of a discovery script
+BY_HOST_AND_PORT = (STATIC, TCP, "c10d")
+
+_SOON = seconds_from("a number of seconds, 0.1 or more", 10**8)  # a shorter time is a mistake
+
+# The keys of --rdzv-conf: how a value is read, and the field of RendezvousConfig that it sets, if any.
+_CONF_KEYS = {
+    "timeout": (_SOON, "join_timeout_ns"),
+    "join_timeout": (_SOON, "join_timeout_ns"),
+    "last_call_timeout": (SECONDS, "last_call_ns"),
+    "keep_alive_interval": (_SOON, "heartbeat_ns"),
+    "exit_barrier_timeout": (SECONDS, "exit_barrier_ns"),
+    "keep_alive_max_attempt": (count_from(1), "missing_heartbeats"),
+    # Of Ronde's own backends, which check store_type and protocol themselves.
+    **dict.fromkeys(("is_host", "rehost"), (FLAG, "")),
+    **dict.fromkeys(
+        ("store_type", "protocol", "ca_cert", "ssl_cert", "ssl_cert_key", "cacert", "cert", "key"), (TEXT, "")
+    ),
+    # Of torchrun's backends; Ronde's do not need them.
+    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "read_timeout"), (POSITIVE_SECONDS, "")),
+    "rank": (count_from(0), ""),
+    "use_libuv": (FLAG, ""),
+    "etcd_prefix": (TEXT, ""),
+}
+
 
 def configure(asked: RunArguments, command: Sequence[str], here: Here) -> LaunchConfig:
     """Return the configuration for the command, whose first word is a path. Raises UsageError for contradictions."""
@@ -72,7 +100,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
     slots = hosts[0][1] if hosts else discovery.slots if discovery else _slots(asked, here)
     _check_workers(asked, by_ssh)
     _check_cluster(asked)
-    rendezvous = with_hosts(asked, here, len(hosts)) if by_ssh else rendezvous_of(asked, here)
+    rendezvous = _with_hosts(asked, here, len(hosts)) if by_ssh else _rendezvous_of(asked, here)
     _check_launcher(asked, rendezvous)
     least, most = asked.value("--min-num-proc", 0), asked.value("--max-num-proc", 0)
     is_alone = rendezvous.backend == ALONE
@@ -93,7 +121,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         min_workers=least or (discovery.first_workers if discovery else 0),
         max_workers=most,
         cooldown_ns=asked.value("--blacklist-cooldown-range"),
-        start_timeout_ns=start_timeout(asked, here),
+        start_timeout_ns=_start_timeout(asked, here),
         monitor_interval_ns=asked.value("--monitor-interval", SECOND // 10),
         insecure_job_key=asked.has("--insecure-job-key"),
     )
@@ -110,7 +138,7 @@ def _master_addr(asked: RunArguments, rendezvous: RendezvousConfig, by_ssh: bool
 def _local_addr(asked: RunArguments, here: Here, by_ssh: bool) -> str | None:
     """Return the user's choice, else the name of this Pod: that of the first Pod may not be known yet."""
     given: str | None = asked.value("--local-addr")
-    pod = None if by_ssh or given or asked.has("--network-interfaces") else pod_of(asked, here)
+    pod = None if by_ssh or given or asked.has("--network-interfaces") else _pod_of(asked, here)
     return pod.own_host if pod else given
 
 
@@ -143,7 +171,7 @@ def _slots(asked: RunArguments, here: Here) -> int:
             f"{asked.origin('--num-proc')} {number} and {asked.origin('--nproc-per-node')} {each} contradict each "
             "other: this command starts the workers of one machine, so leave one of them out"
         )
-    if step := step_of(asked, here):
+    if step := _step_of(asked, here):
         return number or each or step.workers
     return number or each or 1
 
@@ -397,37 +425,10 @@ def idle_variables(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-SECOND = 10**9
-LONG = 7 * 24 * 3600 * SECOND
-ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
-TCP_PORT, STATIC_PORT = 29400, 29500  # torchrun's
-MANY_NODES = 1 << 16  # no limit for hosts of a discovery script
-BY_HOST_AND_PORT = (STATIC, TCP, "c10d")
-
-_SOON = seconds_from("a number of seconds, 0.1 or more", 10**8)  # a shorter time is a mistake
-
-# The keys of --rdzv-conf: how a value is read, and the field of RendezvousConfig that it sets, if any.
-_CONF_KEYS = {
-    "timeout": (_SOON, "join_timeout_ns"),
-    "join_timeout": (_SOON, "join_timeout_ns"),
-    "last_call_timeout": (SECONDS, "last_call_ns"),
-    "keep_alive_interval": (_SOON, "heartbeat_ns"),
-    "exit_barrier_timeout": (SECONDS, "exit_barrier_ns"),
-    "keep_alive_max_attempt": (count_from(1), "missing_heartbeats"),
-    # Of Ronde's own backends, which check store_type and protocol themselves.
-    **dict.fromkeys(("is_host", "rehost"), (FLAG, "")),
-    **dict.fromkeys(
-        ("store_type", "protocol", "ca_cert", "ssl_cert", "ssl_cert_key", "cacert", "cert", "key"), (TEXT, "")
-    ),
-    # Of torchrun's backends; Ronde's do not need them.
-    **dict.fromkeys(("close_timeout", "heartbeat_timeout", "read_timeout"), (POSITIVE_SECONDS, "")),
-    "rank": (count_from(0), ""),
-    "use_libuv": (FLAG, ""),
-    "etcd_prefix": (TEXT, ""),
-}
+# The rendezvous
 
 
-def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
+def _with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
     """Return the rendezvous of agents that this command starts; `hosts` is 0 if a script finds the hosts."""
     for name in ("--node-rank", "--master-addr", "--master-port"):
         if asked.has(name):
@@ -448,12 +449,12 @@ def with_hosts(asked: RunArguments, here: Here, hosts: int) -> RendezvousConfig:
     return _meeting(asked, here, backend, least, most)
 
 
-def step_of(asked: RunArguments, here: Here) -> Step | None:
+def _step_of(asked: RunArguments, here: Here) -> Step | None:
     """Return the step of Slurm whose tasks are the agents of this job; None if options choose another rendezvous."""
     return None if _has_own_rendezvous(asked) else here.step
 
 
-def pod_of(asked: RunArguments, here: Here) -> IndexedPod | None:
+def _pod_of(asked: RunArguments, here: Here) -> IndexedPod | None:
     """Return the Pod of the Indexed Job whose Pods are the agents of this job; None if there is no such job.
 
     Kubernetes does not tell how many Pods there are, so --nnodes does.
@@ -516,12 +517,12 @@ def _under_slurm(asked: RunArguments, here: Here, step: Step) -> RendezvousConfi
     )
 
 
-def rendezvous_of(asked: RunArguments, here: Here) -> RendezvousConfig:
+def _rendezvous_of(asked: RunArguments, here: Here) -> RendezvousConfig:
     """Return the rendezvous of machines that each have a `ronde run`, or of this one alone."""
-    step = step_of(asked, here)
+    step = _step_of(asked, here)
     if step and step.tasks > 1:
         return _under_slurm(asked, here, step)
-    if pod := pod_of(asked, here):
+    if pod := _pod_of(asked, here):
         return _in_indexed_job(asked, here, pod)
     least, most = asked.value("--nnodes", (1, 1))
     _check_range(asked, least, most)
@@ -568,7 +569,7 @@ def _meeting(
     _fit_last_call(timed, least < most and "join_timeout" not in conf and "timeout" in conf)
     if asked.has("--start-timeout") and not by_ssh and not {"join_timeout", "timeout"} & set(conf):
         last_call_ns = timed.get("last_call_ns", 0) if least < most else 0
-        timed["first_join_timeout_ns"] = start_timeout(asked, here) + last_call_ns
+        timed["first_join_timeout_ns"] = _start_timeout(asked, here) + last_call_ns
     if backend in (TCP, "c10d") and _store_type(asked, conf) == FILE:  # like torchrun
         backend = FILE
     rank = asked.value("--node-rank")
@@ -580,7 +581,7 @@ def _meeting(
         max_nodes=most,
         node_rank=rank if rank is not None else 0 if backend == STATIC else -1,
         spares=asked.value("--spares", 0),
-        start_timeout_ns=start_timeout(asked, here),
+        start_timeout_ns=_start_timeout(asked, here),
         options=conf,
         **timed,
     )
@@ -739,6 +740,6 @@ def _timeout(
     return default
 
 
-def start_timeout(asked: RunArguments, here: Here) -> int:
+def _start_timeout(asked: RunArguments, here: Here) -> int:
     """Return the time limit for everything before the start of the workers."""
     return _timeout(asked, here, "--start-timeout", "START_TIMEOUT", POSITIVE_SECONDS, 300 * SECOND)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from ronde.cli import show
 from ronde.cli.options import Option, describe_options, nearest, parse_options
-from ronde.engine.trace_merge import CommonClock, Survey, common_clock, retime, survey_timeline
+from ronde.cli.trace_merge import CommonClock, Survey, common_clock, retime, survey_timeline
 from ronde.errors import UsageError
 from ronde.trusted_files import create_anew
 from ronde.values import FILE

@@ -180,6 +180,9 @@ def _memory_file(stack: ExitStack) -> int:
     return fd
 
 
+# Why something cannot be sent
+
+
 MOST_DEPTH = 8
 
 # By the package and the name of a class: what to do instead.
@@ -256,7 +259,7 @@ def describe_unsendable_part(name: str, value: Any, dumps: Callable[[Any], bytes
 def _find_unsendable(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dumps: Callable[[Any], bytes]
 ) -> Unsendable | None:
-    """Return the innermost object that cannot be pickled; None if each by itself can be."""
+    """Return the innermost object that cannot be pickled; None if each one alone can be."""
     named = [("the function", "fn", fn)]
     named += [(f"argument {number}", "data", value) for number, value in enumerate(args, 1)]
     named += [(f"the argument {name!r}", name, value) for name, value in kwargs.items()]

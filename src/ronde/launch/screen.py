@@ -130,6 +130,9 @@ class LineSplitter:
         return pieces
 
 
+# The streams of the launcher
+
+
 class View(Protocol):
     """Renders the pieces of several sources on one stream."""
 
@@ -327,6 +330,9 @@ def _is_ours(stream: TextIO | None, fd: int) -> bool:
         return stream.fileno() == fd or os.path.sameopenfile(stream.fileno(), fd)
     except (AttributeError, OSError, TypeError, ValueError):  # io.UnsupportedOperation is two of them
         return False
+
+
+# The end of an output
 
 
 class Tail:

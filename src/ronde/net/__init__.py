@@ -1,1 +1,1 @@
-"""Connections, authentication, addresses, stores, and the shell of the rendezvous."""
+"""Connections between processes: addresses, authentication, the key of a job, and messages."""

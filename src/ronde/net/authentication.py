@@ -292,6 +292,9 @@ def receive_some(sock: socket.socket, most: int, deadline_ns: int | None) -> byt
     return data
 
 
+# Other protocols: PyTorch's TCPStore
+
+
 _VALIDATE = b"\0" + struct.pack("<I", 0x3C85F7CE)  # the first bytes of every client of a TCPStore
 _PING = b"\x0d"
 _NONCE = (

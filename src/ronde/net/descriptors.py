@@ -2,7 +2,7 @@
 
 The program may close descriptors without Ronde's knowledge, by `os.closerange` for example. A file that it opens
 afterwards may have the number of such a descriptor. So the owner of a descriptor remembers which file it has opened,
-and leaves any other file alone. C++ does the same (cpp/descriptor.h).
+and leaves any other file alone. C++ does the same (cpp/system/descriptor.h).
 
 The limit of this check: all files of eventfd(2) share one inode, and so do those of epoll(7), so it cannot tell one of
 them from another. Pipes and sockets each have an inode.

@@ -2,8 +2,9 @@
 
     frame = length of the rest (4 bytes), message, tag (16 bytes)
 
-Every frame is sealed for its place in the stream (cpp/sealer.h), so one that is altered, repeated, left out or from
-another connection does not open. The length stays readable and is checked before anything is kept; the tag covers it.
+Every frame is sealed for its place in the stream (cpp/links/sealer.h), so one that is altered, repeated, left out or
+from another connection does not open. The length stays readable and is checked before anything is kept; the tag covers
+it.
 """
 
 from __future__ import annotations

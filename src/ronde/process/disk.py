@@ -1,4 +1,4 @@
-"""A disk that may not answer (a network file system without its server): threads use it, and nobody waits for long.
+"""A disk that may not answer (a network file system without its server): threads use it, and callers wait briefly.
 
 `Disk` does single operations in a limited time. There is one operation at a time. After one has timed out, others fail
 at once until it ends, so many workers together wait once and not once each. An operation that ends too late is undone.
@@ -102,6 +102,9 @@ class _DiskRequest(Generic[T]):
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         return self._answers[0]
+
+
+# Copies of streams
 
 
 BACKLOG_BYTES = 256 * 1024  # of each file

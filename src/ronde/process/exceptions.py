@@ -74,6 +74,9 @@ _BLAME = (
 )
 
 
+# The text
+
+
 def exception_text(error: BaseException) -> str:
     """Return what Python prints of an uncaught exception, by the rules above."""
     if sentence := left_debugger(error):
@@ -176,11 +179,13 @@ def blames_peer(error: BaseException | None) -> bool:
 
 def described(error: BaseException) -> str:
     """Return the type and text of the exception, even if its `__str__` fails; a long text without its middle."""
-
     try:
         return shortened(f"{type(error).__name__}: {error}")
     except Exception as problem:
         return f"{type(error).__name__}, whose text cannot be had: {type(problem).__name__}"
+
+
+# The error file
 
 
 def write_error_file(path: str, error: BaseException) -> None:

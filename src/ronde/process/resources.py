@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+# Processors, ports and memory
+
+
 def usable_cores() -> int:
     """Return how many cores this process may run on."""
     return len(usable_core_numbers())
@@ -87,6 +90,9 @@ def _left_of_addresses(root: Path) -> Iterator[int]:
     if limit != resource.RLIM_INFINITY:
         pages = int((root / "proc/self/statm").read_text().split()[0])
         yield limit - pages * os.sysconf("SC_PAGE_SIZE")
+
+
+# Shortages, and what helps
 
 
 _THREADS = "threads: raise the limits of processes (ulimit -u, pids.max of a container) and address space (ulimit -v)"

@@ -110,9 +110,12 @@ def _explain(signum: int, frame: FrameType | None) -> None:
     try:
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
     except OSError:
-        pass  # nobody reads it
+        pass  # standard error is closed
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
+
+
+# The first process of a container
 
 
 # Signals of the kernel to the process itself, and those by which a terminal stops it.

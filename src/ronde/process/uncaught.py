@@ -135,6 +135,9 @@ def _identify(fd: int) -> str:
     return f"{fd}:{status.st_dev}:{status.st_ino}"
 
 
+# In a worker
+
+
 class _Hook:
     """A `sys.excepthook` that shows the exception, by the program's own hook if it has one, and announces it."""
 
@@ -254,6 +257,9 @@ def _descriptor() -> int | None:
     except (ValueError, OSError):
         return None
     return fd
+
+
+# The decorator `record`
 
 
 P = ParamSpec("P")

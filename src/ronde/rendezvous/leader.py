@@ -70,7 +70,6 @@ __all__ = [
     "Applicants",
     "assign_group_ranks",
     "host_order",
-    "node_names",
 ]
 
 STRAGGLER_NS = 30 * 10**9  # for workers that are slow to end

@@ -222,15 +222,15 @@ Factory = Callable[[RendezvousConfig, JobKey], Rendezvous]
 
 _GROUP = "ronde.rendezvous"  # of entry points
 _TORCHRUNS_GROUP = "torchrun.handlers"
-_OVER_STORE = "ronde.rendezvous.store_rendezvous"
+_STORE_RENDEZVOUS = "ronde.rendezvous.store_rendezvous"
 _OURS = {
     "alone": ("ronde.rendezvous.alone", "make"),
-    "static": (_OVER_STORE, "make_static"),
-    "tcp": (_OVER_STORE, "make_tcp"),
-    "c10d": (_OVER_STORE, "make_tcp"),
-    "file": (_OVER_STORE, "make_file"),
-    "etcd": (_OVER_STORE, "make_etcd"),
-    "etcd-v2": (_OVER_STORE, "make_etcd"),
+    "static": (_STORE_RENDEZVOUS, "make_static"),
+    "tcp": (_STORE_RENDEZVOUS, "make_tcp"),
+    "c10d": (_STORE_RENDEZVOUS, "make_tcp"),
+    "file": (_STORE_RENDEZVOUS, "make_file"),
+    "etcd": (_STORE_RENDEZVOUS, "make_etcd"),
+    "etcd-v2": (_STORE_RENDEZVOUS, "make_etcd"),
 }
 _registered: dict[str, Factory] = {}
 

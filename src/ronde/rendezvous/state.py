@@ -71,7 +71,7 @@ PART_NODES = 2000  # of a roster, in one key: a store's value has at most 1 MiB
 PART_LIMIT_BYTES = 8 << 20  # when unpacked
 VERSION = 3  # of the encoding
 
-Word = TypeVar("Word")
+Value = TypeVar("Value")
 
 Cause = WorkerFailed | NodesLost | NodesWaiting
 
@@ -298,24 +298,24 @@ class Heartbeat:
 
 # The encoding
 
-_WORDS: TypedJson[JobState | Heartbeat | Message] = TypedJson(
+_VALUES: TypedJson[JobState | Heartbeat | Message] = TypedJson(
     JobState | Heartbeat | Message, "message of a rendezvous"
 )
 _NODES: TypedJson[tuple[Node, ...]] = TypedJson(tuple[Node, ...], "roster of a rendezvous")
 
 
-def encode(word: JobState | Heartbeat | Message) -> bytes:
+def encode(value: JobState | Heartbeat | Message) -> bytes:
     """Return the value to write."""
-    return _with_version(_WORDS.encode(word))
+    return _with_version(_VALUES.encode(value))
 
 
-def decode(data: bytes, *kinds: type[Word]) -> Word:
+def decode(data: bytes, *kinds: type[Value]) -> Value:
     """Return what the value says, which is of one of these kinds. Raises ProtocolError or VersionError."""
-    word = _WORDS.decode(_without_version(data))
-    if not isinstance(word, kinds):
+    value = _VALUES.decode(_without_version(data))
+    if not isinstance(value, kinds):
         wanted = ", ".join(kind.__name__ for kind in kinds)
-        raise ProtocolError(f"a {type(word).__name__} of a rendezvous where {wanted} is expected")
-    return word
+        raise ProtocolError(f"a {type(value).__name__} of a rendezvous where {wanted} is expected")
+    return value
 
 
 @lru_cache(maxsize=16)

@@ -38,7 +38,9 @@ __all__ = [
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MOST_CHILDREN = 8
-_CHILDREN_S = 0.15  # for all children together: the answer is due after kInterpretersTime_ns of cpp/stalls.h
+_CHILDREN_S = (
+    0.15  # for all children together: the answer is due after kInterpretersTime_ns of cpp/waiting/stalls.h
+)
 _LOOK_S = 0.002
 _LONGEST_FILE_NAME = 60  # characters of a call site's file
 

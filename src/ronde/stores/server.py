@@ -7,7 +7,7 @@ The rules:
   3. A client's error costs that client its connection, and other clients nothing.
   4. The server notices a broken connection at once, or within seconds if no packet reports it. The held keys of its
      client go; the last answer is kept, because the client may come back.
-  5. One native call (cpp/bind_store_server.cc) receives and answers the frequent requests until Python must act.
+  5. One native call (cpp/binding/store_server.cc) receives and answers the frequent requests until Python must act.
      A turn takes requests from several clients and sends all answers at its end. Everything else, such as parts of
      requests, is received here.
   6. Over TCP every message is sealed (`net/authentication`). An altered message ends its connection, and nothing else.

@@ -202,7 +202,7 @@ class AgentShell(GroupListener):
         self._alive = False  # whether workers run
         self._group_end: GroupEnd | None = None  # how the last workers ended
         self._agent_end: AgentEnd | None = None
-        self._leaves_now = False  # a signal came after the end: nothing is waited for any longer
+        self._leaves_now = False  # a signal came after the end: the agent waits for nothing more
         self._loop = Loop()
         stack.callback(self._loop.close)
         self._store = self._open_store()

@@ -9,11 +9,11 @@ state; an event without an entry has no effect. These are all changes of state (
 
     Joining                             -- RoundBegan -->    Healthy
     Healthy                             -- Failing -->       Unhealthy
-    Healthy                             -- WorkersEnded -->   Succeeded, AwaitingVerdict
-    Unhealthy, Succeeded                -- WorkersEnded -->   AwaitingVerdict     rule 10
+    Healthy                             -- WorkersEnded -->  Succeeded, AwaitingVerdict
+    Unhealthy, Succeeded                -- WorkersEnded -->  AwaitingVerdict     rule 10
     Healthy, Unhealthy                  -- RoundEnded -->    Stopping
     Healthy, Unhealthy                  -- Ejected -->       Stopping
-    Stopping                            -- WorkersEnded -->   Joining
+    Stopping                            -- WorkersEnded -->  Joining
     Succeeded, AwaitingVerdict          -- RoundEnded -->    Joining
     Succeeded, AwaitingVerdict          -- Ejected -->       Joining
 
@@ -25,7 +25,7 @@ state; an event without an entry has no effect. These are all changes of state (
     Stopping                            -- AgentTimer -->    Exiting     rule 5
     Unhealthy                           -- Ejected -->       Exiting     rule 7
     Healthy, Unhealthy, Stopping        -- JobClosed, RendezvousBroken, InterruptAgent -->  Exiting
-    Exiting                             -- WorkersEnded -->   Ended
+    Exiting                             -- WorkersEnded -->  Ended
 
 Rules
 
@@ -103,6 +103,9 @@ __all__ = [
 ]
 
 
+# Events, besides those of the rendezvous
+
+
 @dataclass(frozen=True)
 class Failing:
     """A worker has failed without blaming a peer. The agent ends the others, and some may still run."""
@@ -141,6 +144,9 @@ class AgentTimer:
 
 
 Event = RendezvousEvent | Failing | WorkersEnded | InterruptAgent | AgentTimer
+
+
+# Effects
 
 
 @dataclass(frozen=True)
@@ -236,6 +242,9 @@ Effect = (
 
 
 FAILED, UNREACHABLE = 1, 2  # exit codes of endings that no worker caused
+
+
+# States
 
 
 class WorkerState(Enum):

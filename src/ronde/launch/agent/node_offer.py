@@ -200,6 +200,9 @@ def require_free_master_port(config: LaunchConfig) -> None:
             return
 
 
+# The store of a round
+
+
 MOMENT_NS = 200_000_000
 BACKLOG = 4096
 

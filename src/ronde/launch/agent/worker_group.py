@@ -79,6 +79,9 @@ __all__ = [
 ]
 
 
+# Events
+
+
 @dataclass(frozen=True)
 class Started:
     """The worker's process runs."""
@@ -210,6 +213,9 @@ Event = (
     | StopGroup
     | GroupTimer
 )
+
+
+# Effects
 
 
 @dataclass(frozen=True)

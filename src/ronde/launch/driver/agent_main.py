@@ -27,6 +27,7 @@ from ronde.errors import ProtocolError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver.driver_messages import (
+    AGENT_END_NS,
     JOB_END,
     KEY_LINE,
     Assignment,
@@ -47,7 +48,6 @@ __all__ = ["main"]
 READ_BYTES = 64 * 1024
 TRY_NS = 2 * 10**9  # per address
 PAUSE_S = 0.2  # after a try of all addresses
-AGENT_END_NS = 15 * 10**9  # how long the agent may take to end after its workers
 USAGE_ERROR, INTERRUPTED = 2, 130
 _INTERFACES = {"RONDE_INTERFACE", "HOROVOD_GLOO_IFACE"}  # with which a user chooses the workers' addresses
 _OPEN_MPI_INTERFACE = "OMPI_MCA_btl_tcp_if_include"  # for workers that use MPI

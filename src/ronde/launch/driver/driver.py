@@ -22,7 +22,7 @@ from ronde.launch.agent.worker_group import HASTY, TYPED, describe_interrupt
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, EchoFilter
-from ronde.launch.driver.driver_messages import JOB_END, JobEnd, ended_key
+from ronde.launch.driver.driver_messages import AGENT_END_NS, JOB_END, JobEnd, ended_key
 from ronde.launch.hosts.host_list import Host
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, Streams
@@ -37,7 +37,6 @@ __all__ = ["Driver", "Placement"]
 
 SECOND = 10**9
 FAILED, USAGE_ERROR = 1, 2
-AGENT_END_NS = 15 * SECOND  # how long agents may take to end after their workers
 
 
 class Placement(Protocol):

@@ -25,6 +25,7 @@ from ronde.rendezvous.membership import Failure
 from ronde.typed_json import TypedJson
 
 __all__ = [
+    "AGENT_END_NS",
     "Assignment",
     "DaemonOrder",
     "HEARTBEATS",
@@ -47,6 +48,7 @@ KEY_LINE = b"key "  # before the assignment, from a task that has the job's key
 DAEMON_LINE = b"mpi "
 PURPOSE = "task of a cluster"
 HEARTBEATS = 4  # how many fit into the longest silence
+AGENT_END_NS = 15 * 10**9  # how long an agent may take to end after its workers
 
 
 @dataclass(frozen=True)

@@ -88,10 +88,9 @@ RegistryEvent = TaskRegistered | TaskLost | TaskFailed | StartTimeout
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Start the agent of this task. `replaces`: the connection of an earlier attempt, which ends now."""
+    """Start the agent of this task; that of an earlier attempt ends now."""
 
     task: Task
-    replaces: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ class Registry:
             )
             return
         self._tasks[task.slot], self._attempts[task.slot] = task, task.attempt
-        yield Accept(task, current.id if current else None)
+        yield Accept(task)
         if len(self._tasks) == self.slots:
             self._has_begun = True
             yield Begin(start_order(self.registered(), self.first_host))

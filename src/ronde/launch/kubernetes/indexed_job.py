@@ -46,6 +46,9 @@ _STARTING = ("ContainerCreating", "PodInitializing")
 NO_PODS_NS = 30 * 10**9  # after this time without Pods the user should know
 
 
+# From the inside: the place of a Pod
+
+
 @dataclass(frozen=True)
 class IndexedPod:
     """One Pod's view of its Job.
@@ -98,6 +101,9 @@ def pod_exit_code(code: int, is_final: bool) -> int:
     if is_final:
         return FAILED if code in REPLACED else code
     return LOST if code in (FAILED, UNREACHABLE) else code
+
+
+# From the outside: the progress of the job
 
 
 @dataclass(frozen=True)

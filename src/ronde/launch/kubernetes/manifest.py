@@ -237,6 +237,9 @@ def _resources(job: PodJob) -> Object:
     return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
+# The user's patches
+
+
 def patch_manifest(manifest: Manifest, patches: Sequence[Any], origin: str) -> Manifest:
     """Return the objects with the fields of the patches. `origin` names the file of the patches.
 

@@ -37,7 +37,7 @@ def test_the_job_begins_when_every_slot_has_a_task() -> None:
 def test_a_later_attempt_replaces_an_earlier_one_and_a_stale_one_is_refused() -> None:
     registry = Registry(2)
     register(registry, task(1, 0))
-    assert register(registry, task(2, 0, attempt=1)) == [Accept(task(2, 0, attempt=1), replaces=1)]
+    assert register(registry, task(2, 0, attempt=1)) == [Accept(task(2, 0, attempt=1))]
     assert register(registry, task(3, 0)) == [Refuse(3, "attempt 0 of slot 0 came after attempt 1")]
     assert register(registry, task(4, 0, attempt=1, host="b")) == [
         Refuse(4, "another task of slot 0, attempt 1, runs on a")

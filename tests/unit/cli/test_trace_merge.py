@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ronde.engine.trace_merge import Clock, common_clock, offset_at, read_records, retime, survey_timeline
+from ronde.cli.trace_merge import Clock, common_clock, offset_at, read_records, retime, survey_timeline
 from ronde.errors import UsageError
 
 Record = dict[str, Any]
