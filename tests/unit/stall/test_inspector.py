@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ronde.stall.inspector import (
     JOIN,
@@ -63,7 +63,7 @@ class Rank:
         self,
         seconds: float,
         ask: Effect,
-        has: dict[int, Sequence[bool]],
+        has: Mapping[int, Sequence[bool]],
         calls: dict[int, int] | None = None,
         in_round: bool = False,
     ) -> list[Effect]:
