@@ -270,7 +270,7 @@ def test_a_rank_that_looks_again_leaves_the_report_to_a_lower_rank_only() -> Non
         rank = Rank(rank=1)
         x = rank.submit("x")
         (ask,) = rank.at(60)
-        missing = {0: [True], 1: [True], 2: [False]}
+        missing: dict[int, Sequence[bool]] = {0: [True], 1: [True], 2: [False]}
         assert rank.answers(60, ask, missing, {0: 7, 1: 6, 2: 7}) == []
         assert rank.at(60.5, Asked(other, (x.id,))) == []
         assert bool(rank.at(61)) == asks_on
