@@ -284,6 +284,12 @@ def test_an_abort_names_three_ranks_and_counts_the_others() -> None:
     assert abort_reason(Stall(S, (tensor,), silent=(5,)), hosts, S).endswith(f"{three} and 1 more")
 
 
+def test_a_long_name_has_60_characters_in_a_report() -> None:
+    for length, shown in ((60, "x" * 60), (61, "x" * 57 + "...")):
+        tensor = StalledTensor(Tensor(1, "x" * length, "allreduce", 0), (0,), (1,))
+        assert f": tensor '{shown}' (allreduce): " in abort_reason(Stall(S, (tensor,)), {1: "b"}, S)
+
+
 def test_what_is_being_executed_is_nobodys_fault_and_may_just_take_long() -> None:
     rank = Rank(size=2)
     rank.submit("x", is_running=True)
