@@ -270,7 +270,7 @@ def test_a_rank_that_looks_again_leaves_the_report_to_a_lower_rank_only() -> Non
         rank = Rank(rank=1)
         x = rank.submit("x")
         (ask,) = rank.at(60)
-        missing = {0: [True], 1: [True], 2: [False]}
+        missing: dict[int, Sequence[bool]] = {0: [True], 1: [True], 2: [False]}
         assert rank.answers(60, ask, missing, {0: 7, 1: 6, 2: 7}) == []
         assert rank.at(60.5, Asked(other, (x.id,))) == []
         assert bool(rank.at(61)) == asks_on
@@ -282,6 +282,12 @@ def test_an_abort_names_three_ranks_and_counts_the_others() -> None:
     three = "waited for rank 1 on host-1, rank 2 on host-2, rank 3 on host-3"
     assert abort_reason(Stall(S, (tensor,)), hosts, S).endswith(three)
     assert abort_reason(Stall(S, (tensor,), silent=(5,)), hosts, S).endswith(f"{three} and 1 more")
+
+
+def test_a_long_name_has_60_characters_in_a_report() -> None:
+    for length, shown in ((60, "x" * 60), (61, "x" * 57 + "...")):
+        tensor = StalledTensor(Tensor(1, "x" * length, "allreduce", 0), (0,), (1,))
+        assert f": tensor '{shown}' (allreduce): " in abort_reason(Stall(S, (tensor,)), {1: "b"}, S)
 
 
 def test_what_is_being_executed_is_nobodys_fault_and_may_just_take_long() -> None:
