@@ -179,6 +179,30 @@ def test_one_module_reads_the_environment() -> None:
         )
 
 
+SMALL_LINES = 60
+# Programs that are started by their names, and modules that plugins of other packages import.
+STARTED_OR_PUBLIC = {
+    "ronde.backends.base", "ronde.launch.clusters.base", "ronde.launch.mpi.rank_task", "ronde.launch.mpi.remote_shell",
+    "ronde.process.die_with_parent",
+}  # fmt: skip
+
+
+def test_a_small_module_has_two_customers() -> None:
+    """A few lines with one customer belong to that customer."""
+    customers: dict[str, set[str]] = {}
+    small = set()
+    for path, text in sources(".py", under="src"):
+        module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+        if text.count("\n") < SMALL_LINES and "__" not in module and "packages" not in module:
+            small.add(module)
+        for node in nodes(text):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for used in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                    customers.setdefault(used, set()).add(path)
+    lonely = [module for module in sorted(small) if len(customers.get(module, ())) < 2]
+    assert [module for module in lonely if module not in STARTED_OR_PUBLIC] == []
+
+
 def test_only_a_few_rooms_use_the_native_module() -> None:
     store = tuple(f"src/ronde/stores/{name}.py" for name in ("request_handler", "server", "tcp"))
     channel = "src/ronde/net/message_channel.py"
