@@ -122,7 +122,11 @@ class CallServer:
 def fetch_result(line: CallLine, number: int, rank: int) -> Any:
     """Return the result of a call in one worker, in any process."""
     try:
-        with closing(line.open()) as store:
+        store = line.open()
+    except TimeoutError as error:  # Ray may start this task after the executor has closed its store
+        raise RondeError(f"{SHUT_DOWN} (if it still runs, this task cannot reach it: {error})") from None
+    try:
+        with closing(store):
             return _fetch(store, number, rank)
     except PeerLostError:
         raise RondeError(SHUT_DOWN) from None
