@@ -76,13 +76,13 @@ def prepare(preparation: dict[str, Any]) -> None:
     """Copy the caller's paths, and import its main module if the function needs it."""
     from multiprocessing import spawn
 
-    from ronde.launch import callables
+    from ronde.launch import calls  # and not `callables`, with which comes all that launches
 
-    callables.is_preparing = True
+    calls.is_preparing = True
     try:
         spawn.prepare(preparation)
     finally:
-        callables.is_preparing = False
+        calls.is_preparing = False
 
 
 def pickler() -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from ronde.environment import environment as own_environment
 from ronde.errors import UsageError, WorkerError
 from ronde.foreign_names import other_names
+from ronde.launch import calls
 from ronde.launch.agent.agent import RunResult, run_agent
 from ronde.launch.calls import CallFiles, load_result, pack_call, worker_error
 from ronde.launch.config import LaunchConfig, WorkerSpec
@@ -33,8 +34,6 @@ R = TypeVar("R")
 
 _SIGNALS = {128 + signum: signum for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
 INTERRUPTED = 128 + signal.SIGINT
-
-is_preparing = False  # whether this is a worker that imports the caller's main module
 
 
 @other_names(num_proc="np", env="environment", on="cluster")
@@ -145,7 +144,7 @@ class ElasticLaunch(Generic[P, R]):
         return self._call(args, kwargs)
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, R]:
-        if is_preparing:
+        if calls.is_preparing:
             raise UsageError(
                 "a worker imports this script, and so would start workers of its own: call ronde.run() under "
                 '`if __name__ == "__main__":`, or install cloudpickle'

@@ -40,6 +40,8 @@ MAIN = b"__main__"
 MOST_SHOWN = 60  # characters of an invalid argument
 _MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
 
+is_preparing = False  # whether this is a worker that imports the caller's main module
+
 
 class CallFiles:
     """The memory files of a call and of its results, one for each worker of the agent; the stack closes them.

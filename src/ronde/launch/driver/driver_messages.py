@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 
 from ronde.errors import ProtocolError, UsageError
 from ronde.launch.config import LaunchConfig
@@ -168,6 +167,11 @@ REGISTRATION: TypedJson[Registration] = TypedJson(Registration, "registration of
 @functools.cache
 def hello() -> bytes:
     """Return an agent's greeting, with its version of Ronde."""
+    from importlib.metadata import (  # here, because tasks, which load this module, send none
+        PackageNotFoundError,
+        version,
+    )
+
     try:
         installed = version("ronde")
     except PackageNotFoundError:
