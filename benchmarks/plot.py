@@ -7,15 +7,16 @@ import pathlib
 from matplotlib import pyplot
 from tables import Row
 
-COLUMNS = 3
+COLUMNS = 3  # at most
 
 
 def plot(path: pathlib.Path, rows: list[Row]) -> None:
     """Write a picture with one panel per operation and number of ranks: microseconds over bytes, both logarithmic."""
     panels = list(dict.fromkeys((row.op, row.ranks) for row in rows if row.bytes))
-    height = -(-len(panels) // COLUMNS)
+    width = min(COLUMNS, len(panels))
+    height = -(-len(panels) // width)
     figure, axes = pyplot.subplots(
-        height, COLUMNS, figsize=(5 * COLUMNS, 4 * height), layout="constrained", squeeze=False
+        height, width, figsize=(5 * width, 4 * height), layout="constrained", squeeze=False
     )
     for panel, axis in zip(panels, axes.flat):
         mine = [row for row in rows if (row.op, row.ranks) == panel]
