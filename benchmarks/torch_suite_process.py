@@ -193,7 +193,7 @@ def last_error(text: str) -> str:
     )
     if not errors:
         return " ".join(text.split())[-REASON_LENGTH:]
-    following = text[errors[-1].start() :].split("\nException raised from")[0]
+    following = re.split(r"\n(?:Exception raised from|To execute this test)", text[errors[-1].start() :])[0]
     return " ".join(following.split())[:REASON_LENGTH]
 
 
