@@ -15,6 +15,7 @@ namespace nb = nanobind;
 
 namespace ronde {
 
+void bind_call_queue(nb::module_& module);
 void bind_centers(nb::module_& module);
 void bind_connections(nb::module_& module);
 void bind_coordinate_descent(nb::module_& module);

@@ -14,6 +14,7 @@
 #include "base/function_ref.h"
 #include "failures/failure_state.h"
 #include "waiting/bell.h"
+#include "waiting/call_limit.h"
 
 namespace ronde {
 
@@ -65,6 +66,11 @@ class Waiter {
 
   FailureState& failure() { return failure_; }
 
+  // The time limit of the call that begins now. Without one, each of its waits has the policy's.
+  void set_limit(const CallLimit::Limit& limit) { limit_ = limit; }
+  // The limit that holds now; 0: none.
+  int64_t timeout_ns() const { return limit_.timeout_ns > 0 ? limit_.timeout_ns : policy_.timeout_ns; }
+
   // Notifies a communicator of its waits. The waiting thread calls it.
   class Listener {
    public:
@@ -97,6 +103,7 @@ class Waiter {
     int64_t started_ns;
     bool is_long = false;
   };
+  int64_t end_ns(const Patience& patience) const;
   int64_t sleep_limit_ns(const Patience& patience) const;
   void check(Patience& patience, bool interrupted);
   void sleep_until(FunctionRef<bool()> step);
@@ -107,6 +114,7 @@ class Waiter {
   Doorbell doorbell_;
   FailureState& failure_;
   WaitPolicy policy_;
+  CallLimit::Limit limit_{};
   Listener* listener_ = nullptr;
   std::vector<pollfd> fds_;
 

@@ -185,6 +185,59 @@ class Communicator:
     def abandon(self) -> None: ...
     def has_failed(self) -> bool: ...
 
+class QueuedCall:
+    """A collective on a `CallQueue`. Any thread may call its methods."""
+
+    def is_done(self) -> bool:
+        """Return whether the call is over, with or without an error. In a forked child no call is on its way."""
+    def has_failed(self) -> bool: ...
+    def wait(self, timeout_ns: int) -> bool:
+        """Wait until the call is over, and return True, or False after `timeout_ns`. 0: no limit.
+
+        Raises the call's error, each time, or the exception of a signal handler.
+        """
+
+class CallQueue:
+    """Collectives of one communicator, which one native thread makes in the order in which they were posted."""
+
+    def __init__(self, communicator: Communicator) -> None: ...
+    def post(
+        self,
+        kind: int,
+        dtype: int,
+        op: int,
+        root: int,
+        inputs: Sequence[tuple[int, int]],
+        outputs: Sequence[tuple[int, int]],
+        in_sizes: Sequence[int],
+        out_sizes: Sequence[int],
+        factor: float,
+        timeout_ns: int,
+        at_once: bool,
+    ) -> QueuedCall:
+        """Post a collective; see cpp/communicator/collective.h for what `inputs`, `outputs` and the sizes have to be.
+
+        Args:
+            kind: A `ronde.types.Kind`.
+            dtype: A `ronde.types.DType`.
+            op: A `ronde.types.ReduceOp`, of an all-reduce, a reduce and a reduce-scatter.
+            root: The rank of the root of an operation that has one.
+            inputs: Addresses and sizes in bytes of contiguous memory, which must exist until the call is over.
+            outputs: The same for the output; it may be the input.
+            in_sizes: The input's bytes by rank, of a reduce-scatter, a scatter and an all-to-all.
+            out_sizes: The output's bytes by rank, of an all-gather, a gather and an all-to-all.
+            factor: The input of a reduction is multiplied by it; 1.0: unchanged.
+            timeout_ns: The limit in nanoseconds from the beginning of the call; 0: the communicator's.
+            at_once: Whether to return after the end of the call, which the calling thread makes if the queue is empty.
+
+        Raises:
+            UsageError: The arguments do not fit together, or the queue is closed.
+            RondeError: The call has failed; with `at_once` only.
+        """
+    def close(self, reason: str) -> None:
+        """End the thread. Queued calls raise; a running one that does not end in a moment is aborted."""
+    def abandon(self) -> None: ...
+
 class Signature:
     def __init__(
         self,
