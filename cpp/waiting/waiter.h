@@ -64,6 +64,16 @@ class Waiter {
   }
 
   FailureState& failure() { return failure_; }
+  const BellHandle& own() const { return own_; }
+  const WaitPolicy& policy() const { return policy_; }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
 
   // Notifies a communicator of its waits. The waiting thread calls it.
   class Listener {
@@ -84,14 +94,6 @@ class Waiter {
   static void set_interrupt_check(bool (*check)()) { interrupt_check_ = check; }
 
  private:
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-
   // The state of one wait from its first sleep on.
   struct Patience {
     int64_t started_ns;
