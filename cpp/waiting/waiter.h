@@ -65,6 +65,16 @@ class Waiter {
   }
 
   FailureState& failure() { return failure_; }
+  const BellHandle& own() const { return own_; }
+  const WaitPolicy& policy() const { return policy_; }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
 
   // The time limit of the call that begins now. Without one, each of its waits has the policy's.
   void set_limit(const CallLimit::Limit& limit) { limit_ = limit; }
@@ -90,14 +100,6 @@ class Waiter {
   static void set_interrupt_check(bool (*check)()) { interrupt_check_ = check; }
 
  private:
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-
   // The state of one wait from its first sleep on.
   struct Patience {
     int64_t started_ns;

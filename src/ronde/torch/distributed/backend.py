@@ -133,7 +133,7 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
 
 if HAS_PYTHON_BACKENDS:
 
-    class RondeBackend(_Members, c10d.Backend):  # type: ignore[misc]
+    class RondeBackend(_Members, c10d.Backend):
         """The backend "ronde" of some devices of a group; others have other backends."""
 
         def __init__(
