@@ -61,6 +61,10 @@ constexpr size_t size_of(DType dtype) {
   return kBytes[static_cast<int>(dtype)];
 }
 
+constexpr bool reduces(Kind kind) {
+  return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter;
+}
+
 constexpr bool is_integer(DType dtype) { return dtype >= DType::kUint8 && dtype <= DType::kInt64; }
 
 const char* name_of(DType dtype);

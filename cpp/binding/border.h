@@ -15,10 +15,12 @@ namespace nb = nanobind;
 
 namespace ronde {
 
+void bind_call_queue(nb::module_& module);
 void bind_centers(nb::module_& module);
 void bind_connections(nb::module_& module);
 void bind_coordinate_descent(nb::module_& module);
 void bind_engine(nb::module_& module);
+void bind_mailbox(nb::module_& module);
 void bind_stalls(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_store_server(nb::module_& module);

@@ -31,8 +31,10 @@ namespace {
 
 // --- Signals --------------------------------------------------------------------------------------------------------
 
-// Called in the middle of a wait, without the GIL.
+// Called in the middle of a wait, without the GIL. A thread that has run no Python runs no signal handlers, and must
+// not wait for the GIL: the interpreter may be ending.
 bool signal_handlers_raised() {
+  if (PyGILState_GetThisThreadState() == nullptr) return false;
   const TakeGil taken;
   return PyErr_CheckSignals() != 0;
 }
@@ -344,6 +346,7 @@ NB_MODULE(_native, module) {
       },
       "bytes"_a, "size"_a, "hosts"_a);
   ronde::bind_ready_arrays(communicator);
+  ronde::bind_call_queue(module);
   ronde::bind_centers(module);
   ronde::bind_connections(module);
   ronde::bind_coordinate_descent(module);
@@ -352,4 +355,5 @@ NB_MODULE(_native, module) {
   ronde::bind_store_session(module);
   ronde::bind_timeline(module);
   ronde::bind_engine(module);
+  ronde::bind_mailbox(module);
 }

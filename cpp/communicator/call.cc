@@ -5,8 +5,6 @@
 namespace ronde {
 namespace {
 
-bool reduces(Kind kind) { return kind == Kind::kAllreduce || kind == Kind::kReduce || kind == Kind::kReduceScatter; }
-
 // How the shapes of two otherwise equal calls differ; `on_a` and `on_b` name their ranks.
 std::string describe_shapes(const Call& a, const std::string& on_a, const Call& b, const std::string& on_b) {
   const bool is_of_rows = a.kind == Kind::kAllgather || a.kind == Kind::kGather || a.kind == Kind::kAlltoall;

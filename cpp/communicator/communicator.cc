@@ -89,7 +89,10 @@ Communicator::Communicator(Wiring wiring, const Options& options)
   watch_->set_bell(own);
 }
 
-Communicator::~Communicator() { close_now(); }
+Communicator::~Communicator() {
+  release_links();
+  close_now();
+}
 
 std::string Communicator::name_of_rank(int rank) const {
   return "rank " + std::to_string(rank) + " on " + hosts_[rank];
@@ -110,7 +113,7 @@ void Communicator::on_long_wait(int64_t since_ns) {
 }
 
 void Communicator::on_timeout() {
-  std::string text = "waited " + std::to_string(options_.timeout_ns / 1'000'000) + " ms in " + current_.describe();
+  std::string text = "waited " + std::to_string(waiter_->timeout_ns() / 1'000'000) + " ms in " + current_.describe();
   std::vector<int> missing = waiting_for();
   const char* separator = " for ";
   for (int rank : missing) text += std::exchange(separator, ", ") + name_of_rank(rank);
@@ -400,7 +403,47 @@ void Communicator::shutdown() {
     abort("shut down while a call was running");
     lock.lock();
   }
+  release_links();
   close_now();
+}
+
+// Only at the end of the communicator, with mutex_ or in the destructor.
+void Communicator::release_links() {
+  if (link_user_ != nullptr) link_user_->release_links();
+  link_user_ = nullptr;
+}
+
+Communicator::TakenLinks Communicator::take_links(LinkUser& user) {
+  const Turn turn(*this);
+  failure_.check();
+  are_links_taken_ = true;
+  link_user_ = &user;
+  return {*mesh_, waiter_->own(), waiter_->policy(), !is_one_host()};
+}
+
+void Communicator::return_links() {
+  std::lock_guard lock(mutex_);
+  link_user_ = nullptr;
+}
+
+Failure Communicator::fail_links(const std::exception_ptr& error) {
+  try {
+    try {
+      std::rethrow_exception(error);
+    } catch (const MismatchError& mismatch) {
+      fail(Failure(FailureKind::kMismatch, -1, mismatch.what()));
+    } catch (const Failure& failure) {
+      fail(failure);
+    } catch (const ProtocolError& violation) {
+      watch_->distrust(violation);
+    } catch (const std::exception& other) {
+      abort(std::string("failed between calls: ") + other.what());
+    }
+  } catch (const Failure&) {
+    // what fail() throws
+  }
+  return failure_.failed() ? failure_.failure()
+                           : Failure(FailureKind::kAborted, rank_, "this communicator has been shut down");
 }
 
 void Communicator::close_now() {

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -127,6 +128,26 @@ class Communicator : private Waiter::Listener {
   void send(const void* data, size_t bytes, DType dtype, int dest, int tag, bool sealed = false);
   void recv(void* data, size_t bytes, DType dtype, int source, int tag, bool sealed = false);
 
+  // For a mailbox (messages/mailbox.h), which drives the links in place of calls: hands them over for good. Later calls
+  // throw UsageError. Throws Failure if the communicator has failed.
+  class LinkUser {
+   public:
+    virtual ~LinkUser() = default;
+    // The links are about to be closed. When it returns, no thread of the user touches them any more.
+    virtual void release_links() = 0;
+  };
+  struct TakenLinks {
+    Mesh& mesh;
+    BellHandle bell;  // this rank's
+    WaitPolicy policy;
+    bool has_sockets;
+  };
+  TakenLinks take_links(LinkUser& user);
+  // The user has ended. No other can follow.
+  void return_links();
+  // Fails the communicator on every rank because of an error while the links were driven, and returns its failure.
+  Failure fail_links(const std::exception_ptr& error);
+
   // Symmetric memory (symmetric.h). Shared, because arrays may outlive the communicator.
   const std::shared_ptr<SymmetricSegments>& symmetric() const { return symmetric_; }
   int local_rank() const { return local_rank_; }
@@ -145,6 +166,7 @@ class Communicator : private Waiter::Listener {
   // fork. The destructor must not run for the same reason: the owner leaks the object.
   void abandon();
   bool has_failed() const { return failure_.failed(); }
+  void check_failure() const { failure_.check(); }  // throws it
 
   // The sizes at which `auto` changes algorithms. All ranks must set them between the same two calls, in the thread
   // that makes the calls.
@@ -181,6 +203,7 @@ class Communicator : private Waiter::Listener {
   [[noreturn]] void fail(const Failure& failure);
   void await_failure_detector(int patience_ms = 300);
   void close_now();
+  void release_links();
   void check_root(int root) const;
   void on_long_wait(int64_t since_ns) override;
   void on_timeout() override;
@@ -219,6 +242,8 @@ class Communicator : private Waiter::Listener {
   std::mutex closing_;                    // excludes abort() and close_now()
   bool is_open_ = true;                   // guarded by mutex_; written under closing_ too
   bool close_after_call_ = false;
+  bool are_links_taken_ = false;         // guarded by mutex_
+  LinkUser* link_user_ = nullptr;        // guarded by mutex_
   std::thread::id begun_by_{};           // the thread that made the first call of two, if no other call has followed it
   std::atomic<bool> is_closing_{false};  // close_now() has begun
   std::atomic<bool> is_abandoned_{false};

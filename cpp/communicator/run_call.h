@@ -45,7 +45,11 @@ class Communicator::Turn {
     }
     lock_ = std::unique_lock(communicator_.mutex_);
     if (!communicator_.is_open_) throw UsageError("this communicator has been shut down");
+    if (communicator_.are_links_taken_) {
+      throw UsageError("this communicator carries the messages of a mailbox and takes no calls: use a duplicate");
+    }
     communicator_.owner_.store(std::this_thread::get_id());
+    communicator_.waiter_->set_limit(CallLimit::current());
   }
   ~Turn() {
     communicator_.owner_.store({});

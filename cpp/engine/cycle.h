@@ -27,13 +27,13 @@
 #include "base/function_ref.h"
 #include "communicator/communicator.h"
 #include "engine/board.h"
-#include "engine/completion.h"
 #include "engine/leader.h"
 #include "engine/meter.h"
 #include "engine/pending.h"
 #include "engine/recorder.h"
 #include "engine/runner.h"
 #include "engine/signature.h"
+#include "waiting/completion.h"
 
 namespace ronde {
 

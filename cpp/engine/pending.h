@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/types.h"
-#include "engine/completion.h"
+#include "waiting/completion.h"
 
 namespace ronde {
 

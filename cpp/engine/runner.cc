@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "engine/neutral.h"
-#include "engine/scale.h"
+#include "kernels/scale.h"
 
 namespace ronde {
 namespace {

@@ -1,4 +1,4 @@
-// Private to reduce.cc, nearest_centers.cc, engine/scale.cc, the *_kernels.cc and their tests: the kernels of one
+// Private to reduce.cc, nearest_centers.cc, kernels/scale.cc, the *_kernels.cc and their tests: the kernels of one
 // instruction set.
 #pragma once
 

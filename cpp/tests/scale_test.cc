@@ -1,5 +1,5 @@
 // Multiplication by a factor: floats with every instruction set of this machine, and integers.
-#include "engine/scale.h"
+#include "kernels/scale.h"
 
 #include <cmath>
 #include <complex>

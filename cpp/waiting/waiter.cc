@@ -16,18 +16,23 @@ constexpr int64_t kLongWaitNs = 1'000'000'000;
 
 }  // namespace
 
+// When the time limit is over; INT64_MAX: never.
+int64_t Waiter::end_ns(const Patience& patience) const {
+  if (limit_.timeout_ns > 0) return limit_.ends_ns;
+  return policy_.timeout_ns > 0 ? patience.started_ns + policy_.timeout_ns : INT64_MAX;
+}
+
 // The limit of the next sleep; -1: none.
 int64_t Waiter::sleep_limit_ns(const Patience& patience) const {
-  int64_t limit_ns = INT64_MAX;
-  if (!patience.is_long) limit_ns = kLongWaitNs;
-  if (policy_.timeout_ns > 0) limit_ns = std::min(limit_ns, policy_.timeout_ns);
-  return limit_ns == INT64_MAX ? -1 : std::max<int64_t>(patience.started_ns + limit_ns - steady_now_ns(), 0);
+  int64_t until_ns = end_ns(patience);
+  if (!patience.is_long) until_ns = std::min(until_ns, patience.started_ns + kLongWaitNs);
+  return until_ns == INT64_MAX ? -1 : std::max<int64_t>(until_ns - steady_now_ns(), 0);
 }
 
 // Called after every sleep: ends the wait on a signal or at the time limit, and reports a long wait.
 void Waiter::check(Patience& patience, bool interrupted) {
-  const int64_t waited_ns = steady_now_ns() - patience.started_ns;
-  const bool becomes_long = !patience.is_long && waited_ns >= kLongWaitNs;
+  const int64_t now_ns = steady_now_ns();
+  const bool becomes_long = !patience.is_long && now_ns - patience.started_ns >= kLongWaitNs;
   // A signal just before a sleep interrupts nothing, so check for it when the wait becomes long.
   if ((interrupted || becomes_long) && interrupt_check_ != nullptr && interrupt_check_()) {
     throw Interrupted("interrupted by a signal");
@@ -37,7 +42,7 @@ void Waiter::check(Patience& patience, bool interrupted) {
     if (listener_ != nullptr) listener_->on_long_wait(patience.started_ns);
   }
   failure_.check();
-  if (policy_.timeout_ns > 0 && waited_ns >= policy_.timeout_ns) {
+  if (now_ns >= end_ns(patience)) {
     if (listener_ != nullptr) listener_->on_timeout();
     throw Failure(FailureKind::kTimeout, -1, "waited too long");
   }

@@ -14,6 +14,7 @@
 #include "base/function_ref.h"
 #include "failures/failure_state.h"
 #include "waiting/bell.h"
+#include "waiting/call_limit.h"
 
 namespace ronde {
 
@@ -64,6 +65,21 @@ class Waiter {
   }
 
   FailureState& failure() { return failure_; }
+  const BellHandle& own() const { return own_; }
+  const WaitPolicy& policy() const { return policy_; }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  // The time limit of the call that begins now. Without one, each of its waits has the policy's.
+  void set_limit(const CallLimit::Limit& limit) { limit_ = limit; }
+  // The limit that holds now; 0: none.
+  int64_t timeout_ns() const { return limit_.timeout_ns > 0 ? limit_.timeout_ns : policy_.timeout_ns; }
 
   // Notifies a communicator of its waits. The waiting thread calls it.
   class Listener {
@@ -84,19 +100,12 @@ class Waiter {
   static void set_interrupt_check(bool (*check)()) { interrupt_check_ = check; }
 
  private:
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-
   // The state of one wait from its first sleep on.
   struct Patience {
     int64_t started_ns;
     bool is_long = false;
   };
+  int64_t end_ns(const Patience& patience) const;
   int64_t sleep_limit_ns(const Patience& patience) const;
   void check(Patience& patience, bool interrupted);
   void sleep_until(FunctionRef<bool()> step);
@@ -107,6 +116,7 @@ class Waiter {
   Doorbell doorbell_;
   FailureState& failure_;
   WaitPolicy policy_;
+  CallLimit::Limit limit_{};
   Listener* listener_ = nullptr;
   std::vector<pollfd> fds_;
 

@@ -185,6 +185,59 @@ class Communicator:
     def abandon(self) -> None: ...
     def has_failed(self) -> bool: ...
 
+class QueuedCall:
+    """A collective on a `CallQueue`. Any thread may call its methods."""
+
+    def is_done(self) -> bool:
+        """Return whether the call is over, with or without an error. In a forked child no call is on its way."""
+    def has_failed(self) -> bool: ...
+    def wait(self, timeout_ns: int) -> bool:
+        """Wait until the call is over, and return True, or False after `timeout_ns`. 0: no limit.
+
+        Raises the call's error, each time, or the exception of a signal handler.
+        """
+
+class CallQueue:
+    """Collectives of one communicator, which one native thread makes in the order in which they were posted."""
+
+    def __init__(self, communicator: Communicator) -> None: ...
+    def post(
+        self,
+        kind: int,
+        dtype: int,
+        op: int,
+        root: int,
+        inputs: Sequence[tuple[int, int]],
+        outputs: Sequence[tuple[int, int]],
+        in_sizes: Sequence[int],
+        out_sizes: Sequence[int],
+        factor: float,
+        timeout_ns: int,
+        at_once: bool,
+    ) -> QueuedCall:
+        """Post a collective; see cpp/communicator/collective.h for what `inputs`, `outputs` and the sizes have to be.
+
+        Args:
+            kind: A `ronde.types.Kind`.
+            dtype: A `ronde.types.DType`.
+            op: A `ronde.types.ReduceOp`, of an all-reduce, a reduce and a reduce-scatter.
+            root: The rank of the root of an operation that has one.
+            inputs: Addresses and sizes in bytes of contiguous memory, which must exist until the call is over.
+            outputs: The same for the output; it may be the input.
+            in_sizes: The input's bytes by rank, of a reduce-scatter, a scatter and an all-to-all.
+            out_sizes: The output's bytes by rank, of an all-gather, a gather and an all-to-all.
+            factor: The input of a reduction is multiplied by it; 1.0: unchanged.
+            timeout_ns: The limit in nanoseconds from the beginning of the call; 0: the communicator's.
+            at_once: Whether to return after the end of the call, which the calling thread makes if the queue is empty.
+
+        Raises:
+            UsageError: The arguments do not fit together, or the queue is closed.
+            RondeError: The call has failed; with `at_once` only.
+        """
+    def close(self, reason: str) -> None:
+        """End the thread. Queued calls raise; a running one that does not end in a moment is aborted."""
+    def abandon(self) -> None: ...
+
 class Signature:
     def __init__(
         self,
@@ -344,3 +397,26 @@ class Stalls:
     def abandon(self) -> None: ...
 
 def watch_calls(communicator: Communicator, hub: StallHub, label: str, /) -> Stalls: ...
+
+# Point-to-point messages with tags, between ranks that each have a mailbox (cpp/messages/mailbox.h). Memory is an
+# address
+# and a number of bytes; it must live until the message has ended.
+class Mailbox:
+    # Takes the communicator over: it takes no calls any more.
+    def __init__(self, communicator: Communicator) -> None: ...
+    def send(self, peer: int, context: int, tag: int, address: int, nbytes: int) -> Message: ...
+    # peer -1: from any of `peers`.
+    def receive(
+        self, peer: int, context: int, tag: int, address: int, nbytes: int, peers: Sequence[int] = ()
+    ) -> Message: ...
+    # Pending and later messages of this context, on this rank, raise AbortedError.
+    def cancel(self, context: int, reason: str) -> None: ...
+    def close(self, reason: str) -> None: ...
+    def abandon(self) -> None: ...
+
+class Message:
+    def is_done(self) -> bool: ...  # it has ended, so that wait() returns or raises at once
+    def has_failed(self) -> bool: ...
+    # False: it has not ended within `timeout_ns`, which is at least 0; -1: no limit. Raises the message's error.
+    def wait(self, timeout_ns: int) -> bool: ...
+    def source(self) -> int: ...

@@ -38,6 +38,7 @@ from ronde.types import DType, Kind, ReduceOp, Sum
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from ronde.comm.byte_exchange import Exchange
     from ronde.comm.topology import Topology
     from ronde.settings import Settings
 
@@ -55,7 +56,7 @@ class Communicator:
         self,
         native: _native.Communicator,
         topology: Topology,
-        connect: Callable[[Communicator, list[int], int, bool, int | None], Communicator],
+        connect: Callable[[Communicator, list[int], str, bool, Exchange | None, int | None], Communicator],
         label: str,
         names: Sequence[int],
     ) -> None:
@@ -581,6 +582,21 @@ class Communicator:
         self._splits_made += 1
         return self._child(list(range(self.size)), is_twin=True)
 
+    def group_by(self, exchange: Exchange, ranks: Sequence[int], name: str, deadline_ns: int) -> Communicator:
+        """Return a communicator of these ranks, which are its only callers; no order with other calls is needed.
+
+        For other parts of Ronde, which have another way to meet. A group of all ranks, in this order, shares the
+        symmetric memory of this communicator.
+
+        Args:
+            exchange: gives each member the bytes of all, in the order of `ranks`.
+            ranks: different ranks of this communicator, the same list on all of them.
+            name: the same on all members, used once for these ranks.
+            deadline_ns: of the monotonic clock.
+        """
+        is_twin = list(ranks) == list(range(self.size))
+        return self._child(list(ranks), is_twin, name, exchange, deadline_ns)
+
     @contextmanager
     def connecting_by(self, deadline_ns: int) -> Iterator[None]:
         """Connect the communicators that the block makes of this one by this time of the monotonic clock."""
@@ -676,8 +692,16 @@ class Communicator:
             self._broadcast_sealed(listed.view(np.uint8), rank)
         return listed.tolist()  # type: ignore[no-any-return]
 
-    def _child(self, ranks: list[int], is_twin: bool = False) -> Communicator:
-        child = self._connect(self, ranks, self._splits_made, is_twin, self._deadline_ns)
+    def _child(
+        self,
+        ranks: list[int],
+        is_twin: bool = False,
+        name: str | None = None,
+        exchange: Exchange | None = None,
+        deadline_ns: int | None = None,
+    ) -> Communicator:
+        name = str(self._splits_made) if name is None else name
+        child = self._connect(self, ranks, name, is_twin, exchange, deadline_ns or self._deadline_ns)
         self._children.add(child)
         return child
 

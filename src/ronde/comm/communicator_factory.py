@@ -88,20 +88,22 @@ class CommunicatorFactory:
         purpose: str,
         parent: Communicator,
         ranks: list[int],
-        number: int,
+        name: str,
         is_twin: bool,
+        exchange: Exchange | None,
         deadline_ns: int | None,
     ) -> Communicator:
         """Return a communicator of these ranks of the parent, which they make together.
 
-        `purpose`: the parent's. `number`: of the split, the same on all ranks. `is_twin`: it has all ranks of the
-        parent, and shares its symmetric memory. `deadline_ns`: of the monotonic clock; None: after the start timeout.
+        `purpose`: the parent's. `name`: the same on all ranks, and used once for these ranks. `is_twin`: it has all
+        ranks of the parent, and shares its symmetric memory. `exchange`: among the ranks; None: by messages of the
+        parent. `deadline_ns`: of the monotonic clock; None: after the start timeout.
         """
         assert self.connections is not None
-        # Groups of one split have the same number; their ranks distinguish them.
-        purpose = f"{purpose} / {number} of {','.join(map(str, ranks))}"
+        # Groups of one split have the same name; their ranks distinguish them.
+        purpose = f"{purpose} / {name} of {','.join(map(str, ranks))}"
         names = [parent.names[rank] for rank in ranks]
-        label = f"{'duplicate' if is_twin else 'group'} {number} of {parent.label}"
+        label = f"{'duplicate' if is_twin else 'group'} {name} of {parent.label}"
         if not is_twin:
             label += f" ({ranks_text(names)})"
         topology = parent.topology.of_ranks(ranks)
@@ -109,7 +111,7 @@ class CommunicatorFactory:
             deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
         watch = _join_watch(self.connections, purpose, topology, names)
         try:
-            exchange = exchange_among(parent, ranks)
+            exchange = exchange or exchange_among(parent, ranks)
             wiring = wire_again(
                 topology, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, watch.check
             )

@@ -1,4 +1,5 @@
-// The state of one submitted tensor: pending, then done or failed, exactly once; and the time of its submission.
+// The state of one operation that the program waits for, such as a submitted tensor: pending, then done or failed,
+// exactly once; and the time of its submission.
 #pragma once
 
 #include <atomic>
@@ -42,11 +43,12 @@ class Completion {
   // For a thread that sleeps on a bell: finish() rings it, which must outlive the completion. Null: no thread does.
   void ring_at_finish(const BellHandle* bell) { bell_.store(bell, std::memory_order_seq_cst); }
 
-  // Sleeps until the tensor is finished. Returns false if a signal comes first, or after a second: a signal just before
-  // the sleep interrupts nothing, so the caller must check for signals.
-  bool sleep() {
+  // Sleeps until the tensor is finished. Returns false if a signal comes first, or after `limit_ns`, at most a second:
+  // a signal just before the sleep interrupts nothing, so the caller must check for signals.
+  static constexpr int64_t kLongestSleepNs = 1'000'000'000;
+  bool sleep(int64_t limit_ns = kLongestSleepNs) {
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (state_.load(std::memory_order_seq_cst) == kPending && futex_sleep(state_, kPending)) {
+    while (state_.load(std::memory_order_seq_cst) == kPending && futex_sleep(state_, kPending, limit_ns)) {
     }
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
     return !is_pending();

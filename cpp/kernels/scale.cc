@@ -1,4 +1,4 @@
-#include "engine/scale.h"
+#include "kernels/scale.h"
 
 #include <cmath>
 #include <cstdint>

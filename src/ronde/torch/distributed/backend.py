@@ -1,0 +1,256 @@
+"""The backend "ronde" of torch.distributed: what `init_process_group("ronde")` and `new_group` make.
+
+A group of this backend alone is a process group written in Python, whose methods PyTorch calls without detours. In one
+of several backends, such as "cpu:ronde,cuda:nccl", ours is a backend written in Python, which PyTorch 2.14 and later
+can have. For earlier versions `MixedGroup` has the other backends itself, and passes the tensors of their devices to
+them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch.distributed
+from torch._C import _distributed_c10d as c10d
+
+from ronde.errors import NotInitializedError, UsageError
+from ronde.torch.distributed.connection import (
+    Connection,
+    connect_by_store,
+    connect_group,
+    world_of_default_group,
+)
+from ronde.torch.distributed.operations import Operations
+from ronde.torch.distributed.work import Completer
+
+__all__ = ["NAME", "make_backend", "register"]
+
+NAME = "ronde"
+DEVICES = ["cpu", "cuda"]
+
+HAS_PYTHON_BACKENDS = hasattr(c10d.Backend, "supports_reconfigure")  # PyTorch 2.14 and later
+
+
+class _Members(Operations):
+    """The operations of one group, connected or not."""
+
+    def __init__(
+        self, rank: int, size: int, timeout: timedelta, name: str, connection: Connection | None
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._name, self._description = name, "undefined"
+        self._connection = connection
+        self._completer = Completer()
+        self._ended = "the process group was destroyed"
+        self._set_timeout(timeout)
+
+    def _connected(self) -> Connection:
+        connection = self._connection
+        if connection is None:
+            raise NotInitializedError(f"process group {self._name}: {self._ended}")
+        return connection
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank, getSize = rank, size  # noqa: N815, the names that PyTorch's C++ code looks for
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return NAME
+
+    def name(self) -> str:
+        return NAME
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_ns = timeout // timedelta(microseconds=1) * 1000
+
+    set_timeout = _set_default_timeout = _set_timeout
+
+    # The end
+
+    def shutdown(self) -> None:
+        """Leave the group, once its operations here are done."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close(self._ended)
+        self._completer.close()
+
+    def abort(self) -> None:
+        """Fail all operations of the group, on all of its ranks."""
+        self._ended = "the process group was aborted"
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort(self._ended)
+        self._completer.close()
+
+
+class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc]
+    """A process group all of whose devices have the backend "ronde"."""
+
+    def __init__(
+        self, rank: int, size: int, timeout: timedelta, name: str, connection: Connection | None
+    ) -> None:
+        torch.distributed.ProcessGroup.__init__(self, rank, size)
+        _Members.__init__(self, rank, size, timeout, name, connection)
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._description
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    # Earlier names of operations
+
+    _allgather_base = allgather_base = Operations.all_gather_single
+    _reduce_scatter_base = Operations.reduce_scatter_single
+    allgather_into_tensor_coalesced = Operations.all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single_coalesced
+    alltoall_base = Operations.all_to_all_single
+
+
+if HAS_PYTHON_BACKENDS:
+
+    class RondeBackend(_Members, c10d.Backend):
+        """The backend "ronde" of some devices of a group; others have other backends."""
+
+        def __init__(
+            self,
+            rank: int,
+            size: int,
+            timeout: timedelta,
+            name: str,
+            connection: Connection | None,
+            ranks: Sequence[int],
+        ) -> None:
+            c10d.Backend.__init__(self, rank, size)
+            _Members.__init__(self, rank, size, timeout, name, connection)
+            self._options = c10d.Backend.Options(NAME, timeout)
+            self._options.global_ranks_in_group = list(ranks)
+            self._options.group_name = name
+
+        @property
+        def options(self) -> Any:
+            return self._options
+
+        @property
+        def supports_coalescing(self) -> bool:
+            return True
+
+
+class MixedGroup(RondeGroup):
+    """A process group of PyTorch up to 2.13 with other backends for some devices, by the type of the device."""
+
+    others: Mapping[str, Any] = {}
+
+    def _backend_of(self, arguments: Sequence[Any]) -> Any:
+        return self.others.get(_device_type(list(arguments)))
+
+
+def _device_type(value: object) -> str:
+    """Return the device of the first tensor in nested lists, "" if there is none."""
+    if isinstance(value, torch.Tensor):
+        return str(value.device.type)
+    if isinstance(value, (list, tuple)):
+        return next(filter(None, map(_device_type, value)), "")
+    return ""
+
+
+def _routed(name: str) -> Callable[..., Any]:
+    """Return an operation that another backend does if the tensors are on its device."""
+
+    def operation(self: MixedGroup, *arguments: Any) -> Any:
+        backend = self._backend_of(arguments)
+        return getattr(super(MixedGroup, self) if backend is None else backend, name)(*arguments)
+
+    return operation
+
+
+for _name in (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "allgather_coalesced"),
+    *("_allgather_base", "allgather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter"),
+    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base"),
+    *("send", "recv", "recv_anysource"),
+):
+    setattr(MixedGroup, _name, _routed(_name))
+
+
+def make_backend(given: Any, options: Any = None) -> Any:
+    """Return the backend of a new group; PyTorch calls it on each member. `given`: its `_DistributedBackendOptions`.
+
+    Raises TimeoutError that names the missing ranks, UsageError if there is no job key.
+    """
+    rank, size, timeout, name = given.group_rank, given.group_size, given.timeout, given.group_id
+    ranks = list(given.global_ranks_in_group)  # none for the default group
+    others = _other_backends(sys._getframe(1))
+    connection = _connect(given, ranks, timeout // timedelta(microseconds=1) * 1000)
+    if not others:
+        return RondeGroup(rank, size, timeout, name, connection)
+    if HAS_PYTHON_BACKENDS:
+        return RondeBackend(rank, size, timeout, name, connection, ranks or range(size))
+    mixed = MixedGroup(rank, size, timeout, name, connection)
+    mixed.others = {device: _make_other(backend, device, given) for device, backend in others.items()}
+    return mixed
+
+
+def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> Connection:
+    world = world_of_default_group()
+    if ranks and world is not None:
+        return connect_group(world, given.store, ranks, given.group_id, timeout_ns)
+    return connect_by_store(given.store, given.group_rank, given.group_size, timeout_ns, is_default=not ranks)
+
+
+def _other_backends(caller: FrameType) -> dict[str, str]:
+    """Return the devices of the new group that have another backend, with its name.
+
+    PyTorch does not tell a backend with which others it makes a group, so this reads the variable of its function.
+    """
+    config = caller.f_locals.get("backend_config")
+    devices = config.get_device_backend_map() if config is not None else {}
+    return {device: backend for device, backend in devices.items() if backend != NAME}
+
+
+def _make_other(backend: str, device: str, given: Any) -> Any:
+    """Return another backend of a `MixedGroup`, made as PyTorch makes it."""
+    rank, size = given.group_rank, given.group_size
+    store = torch.distributed.PrefixStore(f"{device}/", given.store)
+    if backend == "gloo":
+        return c10d.ProcessGroupGloo(store, rank, size, timeout=given.timeout)
+    if backend == "nccl":
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = given.timeout
+        options.global_ranks_in_group = given.global_ranks_in_group
+        options.group_name = given.group_id
+        return c10d.ProcessGroupNCCL(store, rank, size, options)
+    raise UsageError(
+        f"with PyTorch {torch.__version__} a group of ronde and {backend} is not possible: use gloo or nccl for "
+        f"{device}, or PyTorch 2.14 or later"
+    )
+
+
+def register() -> None:
+    """Make `init_process_group("ronde")` known. A second call does nothing."""
+    if NAME.upper() not in torch.distributed.Backend._plugins:
+        torch.distributed.Backend.register_backend(NAME, make_backend, extended_api=True, devices=DEVICES)

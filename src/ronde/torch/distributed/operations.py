@@ -1,0 +1,423 @@
+"""The operations of a process group: from tensors and options of torch.distributed to calls of the data plane.
+
+The rules:
+  1. Every member makes the same collective calls in the same order. The queue of the group makes them, in that order.
+     A call with `async_op=False` that finds the queue empty is made in the calling thread.
+  2. Messages (`send`, `recv`) have no order with collectives. The mailbox of the world carries them.
+  3. A contiguous tensor in main memory is read and written in place. Others, such as tensors on a GPU, are copied to
+     main memory before and from there afterwards: right, but slow. For GPUs there is NCCL ("cpu:ronde,cuda:nccl").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed import ReduceOp as TorchReduceOp
+
+from ronde.errors import UsageError
+from ronde.torch.distributed.work import DONE, Batch, Completer, Operation
+from ronde.types import Average, BitAnd, BitOr, BitXor, DType, Kind, Max, Min, Product, ReduceOp, Sum
+
+if TYPE_CHECKING:
+    from ronde.torch.distributed.connection import Connection
+
+__all__ = ["Operations"]
+
+Tensors = Sequence[torch.Tensor]
+Pieces = list[tuple[int, int]]  # addresses and sizes in bytes
+
+_DTYPES: dict[torch.dtype, DType] = {
+    getattr(torch, dtype.name): dtype for dtype in DType if hasattr(torch, dtype.name)
+}
+
+_Op = TorchReduceOp.RedOpType
+_REDUCTIONS: dict[Any, ReduceOp] = {
+    _Op.SUM: Sum,
+    _Op.AVG: Average,
+    _Op.MIN: Min,
+    _Op.MAX: Max,
+    _Op.PRODUCT: Product,
+    _Op.BAND: BitAnd,
+    _Op.BOR: BitOr,
+    _Op.BXOR: BitXor,
+    _Op.PREMUL_SUM: Sum,
+}
+
+_NO_SIZES: tuple[int, ...] = ()
+_FIRST_RESERVED_TAG = 2**31  # tags from here on are Ronde's
+_MONITORED_BARRIER = _FIRST_RESERVED_TAG
+
+
+class _Host(NamedTuple):
+    """Tensors in main memory, for the data plane; `finish` copies results to where the user wants them."""
+
+    tensors: Tensors
+    finish: Callable[[], None] | None = None
+
+
+class Operations:
+    """The operations of one group. A subclass says how the group is connected, and is what PyTorch calls."""
+
+    _connection: Connection | None
+    _completer: Completer
+    _timeout_ns: int
+    _batch: list[Any] | None = None  # the operations since start_coalescing
+    _sequence = 0
+
+    def _connected(self) -> Connection:
+        """Return the connection of the group. Raises UsageError if it has none."""
+        raise NotImplementedError
+
+    # Reductions
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> Any:
+        if tensors and tensors[0].layout != torch.strided:
+            raise UsageError("ronde has no all-reduce of sparse tensors: convert it by to_dense() first")
+        return self._reduce(Kind.allreduce, tensors, tensors, opts)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
+        return self._reduce(Kind.allreduce, tensors, tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+        root = opts.rootRank
+        # On the other ranks PyTorch leaves the tensor's values open. Here they stay as they are.
+        return self._reduce(Kind.reduce, tensors, tensors if root == self.rank() else (), opts, root)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        (output,), (parts,) = outputs, inputs
+        self._check_count(parts, "reduce_scatter")
+        return self._reduce(Kind.reducescatter, parts, [output], opts, sizes=[each.nbytes for each in parts])
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Any:
+        if given.nbytes != output.nbytes * self.size():
+            raise _wrong_size("input", given, output, self.size())
+        return self._reduce(Kind.reducescatter, [given], [output], opts, sizes=[output.nbytes] * self.size())
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._together(
+            [
+                self.reduce_scatter_single(output, given, opts)
+                for output, given in zip(outputs, inputs, strict=True)
+            ]
+        )
+
+    def _reduce(
+        self,
+        kind: Kind,
+        inputs: Tensors,
+        outputs: Tensors,
+        opts: Any,
+        root: int = -1,
+        sizes: Sequence[int] = _NO_SIZES,
+    ) -> Any:
+        op = opts.reduceOp
+        reduction = _REDUCTIONS[op.op]
+        dtype = inputs[0].dtype
+        if dtype not in _DTYPES:
+            raise UsageError(
+                f"ronde has no reduction of {dtype} values: convert them to float32 first, for example"
+            )
+        if any(each.dtype != dtype for each in (*inputs, *outputs)):
+            raise UsageError(
+                f"all tensors of one reduction need the same dtype: {_dtypes((*inputs, *outputs))}"
+            )
+        factor = _factor(op)
+        return self._call(
+            kind, _DTYPES[dtype], reduction, root, inputs, outputs, sizes, _NO_SIZES, opts, factor
+        )
+
+    # Operations that move data
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+        return self._move(Kind.broadcast, tensors, tensors, opts, root=opts.rootRank)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+        (parts,), (given,) = outputs, inputs
+        self._check_count(parts, "all_gather")
+        if parts[self.rank()].nbytes != given.nbytes:
+            raise UsageError(
+                f"all_gather: the input has {given.nbytes} bytes, but the output tensor for this rank has "
+                f"{parts[self.rank()].nbytes}"
+            )
+        return self._move(Kind.allgather, [given], parts, opts, out_sizes=[each.nbytes for each in parts])
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Any:
+        if output.nbytes != given.nbytes * self.size():
+            raise _wrong_size("output", output, given, self.size())
+        return self._move(Kind.allgather, [given], [output], opts, out_sizes=[given.nbytes] * self.size())
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        return self._together(
+            [
+                self.all_gather_single(output, given, opts)
+                for output, given in zip(outputs, inputs, strict=True)
+            ]
+        )
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+        self._check_count(outputs, "all_gather_coalesced")
+        parts = [tensor for of_rank in outputs for tensor in of_rank]
+        sizes = [sum(tensor.nbytes for tensor in of_rank) for of_rank in outputs]
+        return self._move(Kind.allgather, inputs, parts, opts, out_sizes=sizes)
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+        (given,) = inputs
+        parts = outputs[0] if self.rank() == opts.rootRank else ()
+        if self.rank() == opts.rootRank:
+            self._check_count(parts, "gather")
+            _check_same_size(parts, given, "gather")
+        sizes = [given.nbytes] * self.size()
+        return self._move(Kind.gather, [given], parts, opts, root=opts.rootRank, out_sizes=sizes)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+        (output,) = outputs
+        parts = inputs[0] if self.rank() == opts.rootRank else ()
+        if self.rank() == opts.rootRank:
+            self._check_count(parts, "scatter")
+            _check_same_size(parts, output, "scatter")
+        sizes = [output.nbytes] * self.size()
+        return self._move(Kind.scatter, parts, [output], opts, root=opts.rootRank, in_sizes=sizes)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_rows: Sequence[int],
+        input_rows: Sequence[int],
+        opts: Any,
+    ) -> Any:
+        in_sizes = self._block_sizes(given, input_rows, "input")
+        out_sizes = self._block_sizes(output, output_rows, "output")
+        return self._move(Kind.alltoall, [given], [output], opts, in_sizes=in_sizes, out_sizes=out_sizes)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+        self._check_count(outputs, "all_to_all")
+        self._check_count(inputs, "all_to_all")
+        in_sizes, out_sizes = ([each.nbytes for each in tensors] for tensors in (inputs, outputs))
+        return self._move(Kind.alltoall, inputs, outputs, opts, in_sizes=in_sizes, out_sizes=out_sizes)
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self._call(Kind.barrier, DType.uint8, Sum, -1, (), (), _NO_SIZES, _NO_SIZES, opts)
+
+    def _move(
+        self,
+        kind: Kind,
+        inputs: Tensors,
+        outputs: Tensors,
+        opts: Any,
+        *,
+        root: int = -1,
+        in_sizes: Sequence[int] = _NO_SIZES,
+        out_sizes: Sequence[int] = _NO_SIZES,
+    ) -> Any:
+        # Types without arithmetic here, such as float8, travel as bytes.
+        dtypes = {each.dtype for each in (*inputs, *outputs)}
+        dtype = _DTYPES.get(dtypes.pop(), DType.uint8) if len(dtypes) == 1 else DType.uint8
+        return self._call(kind, dtype, Sum, root, inputs, outputs, in_sizes, out_sizes, opts)
+
+    def _call(
+        self,
+        kind: Kind,
+        dtype: DType,
+        op: ReduceOp,
+        root: int,
+        inputs: Tensors,
+        outputs: Tensors,
+        in_sizes: Sequence[int],
+        out_sizes: Sequence[int],
+        opts: Any,
+        factor: float = 1.0,
+    ) -> Any:
+        """Make one call, or post it to the queue."""
+        connection = self._connected()
+        results = outputs
+        finish = None
+        if not all(map(_is_ready, inputs)) or not all(map(_is_ready, outputs)):
+            in_place = inputs is outputs
+            outputs, finish = _on_host(outputs, has_values=in_place)
+            inputs = outputs if in_place else _on_host(inputs, has_values=True).tensors
+        at_once = not getattr(opts, "asyncOp", True) and self._batch is None
+        pending = connection.queue.post(
+            kind,
+            dtype,
+            op,
+            root,
+            [(each.data_ptr(), each.nbytes) for each in inputs],
+            [(each.data_ptr(), each.nbytes) for each in outputs],
+            in_sizes,
+            out_sizes,
+            factor,
+            _limit_ns(opts, self._timeout_ns),
+            at_once,
+        )
+        self._sequence += 1
+        if at_once:
+            if finish is not None:
+                finish()
+            return DONE
+        return self._begun(Operation(pending, self._completer, results, (inputs, outputs), finish))
+
+    # Messages
+
+    def send(self, tensors: Tensors, dest: int, tag: int = 0) -> Any:
+        (tensor,) = tensors
+        connection = self._connected()
+        (ready,), _ = _on_host([tensor], has_values=True)
+        peer = connection.ranks[self._peer(dest)]
+        message = connection.mailbox.send(peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes)
+        return self._begun(Operation(message, self._completer, [tensor], ready))
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
+        return self._receive(tensors, self._connected().ranks[self._peer(source)], tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        return self._receive(tensors, -1, tag)
+
+    def _receive(self, tensors: Tensors, peer: int, tag: int) -> Any:
+        (tensor,) = tensors
+        connection = self._connected()
+        (ready,), finish = _on_host([tensor], has_values=False)
+        ranks = connection.ranks
+        peers = [rank for rank in ranks if rank != ranks[self.rank()]] if peer < 0 else ()
+        message = connection.mailbox.receive(
+            peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes, peers
+        )
+        source = lambda: ranks.index(message.source())  # noqa: E731
+        return self._begun(Operation(message, self._completer, [tensor], ready, finish, source))
+
+    def _peer(self, rank: int) -> int:
+        if not 0 <= rank < self.size():
+            raise UsageError(
+                f"rank {rank} is not one of the ranks 0 to {self.size() - 1} of this process group"
+            )
+        return rank
+
+    # Several operations as one
+
+    def start_coalescing(self) -> None:
+        self._batch = []
+
+    def end_coalescing(self) -> Any:
+        works, self._batch = self._batch or [], None
+        return works[0] if len(works) == 1 else Batch(works, self._completer)
+
+    def _begun(self, work: Any) -> Any:
+        if self._batch is not None:
+            self._batch.append(work)
+        return work
+
+    def _together(self, works: list[Any]) -> Any:
+        if len(works) == 1:
+            return works[0]
+        return Batch(works, self._completer) if works else DONE
+
+    # About the group
+
+    def rank(self) -> int:
+        raise NotImplementedError
+
+    def size(self) -> int:
+        raise NotImplementedError
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _check_count(self, tensors: Sequence[object], operation: str) -> None:
+        if len(tensors) != self.size():
+            raise UsageError(
+                f"{operation} needs one tensor for each of the {self.size()} ranks, not {len(tensors)}"
+            )
+
+    def _block_sizes(self, tensor: torch.Tensor, rows: Sequence[int], what: str) -> list[int]:
+        """Return the bytes of the block for each rank; without `rows` all have the same number."""
+        total = tensor.shape[0] if tensor.dim() else 0
+        if not rows:
+            if total % self.size():
+                raise UsageError(
+                    f"all_to_all_single: the {what} has {total} rows, which {self.size()} ranks cannot share evenly; "
+                    f"pass {what}_split_sizes"
+                )
+            return [tensor.nbytes // self.size()] * self.size()
+        if len(rows) != self.size() or sum(rows) != total:
+            raise UsageError(
+                f"all_to_all_single: {what}_split_sizes={list(rows)} must be {self.size()} numbers with the sum "
+                f"{total}, the number of rows"
+            )
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+        return [count * row_bytes for count in rows]
+
+
+def _is_ready(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:
+    """Return tensors that the data plane can access: the given ones, or new ones in main memory.
+
+    `has_values`: the new ones get the values, else they are only room for results, which `finish` copies back.
+    """
+    if all(map(_is_ready, tensors)):
+        return _Host(tensors)
+    ready = [
+        each
+        if _is_ready(each)
+        else each.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous()
+        if has_values
+        else torch.empty(each.shape, dtype=each.dtype)
+        for each in tensors
+    ]
+
+    def finish() -> None:
+        with torch.no_grad():
+            for user, host in zip(tensors, ready, strict=True):
+                if user is not host:
+                    user.copy_(host)
+
+    return _Host(ready, finish)
+
+
+def _factor(op: Any) -> float:
+    if op.op != _Op.PREMUL_SUM:
+        return 1.0
+    factor = op.factor
+    return float(factor() if callable(factor) else factor)
+
+
+def _limit_ns(opts: Any, default_ns: int) -> int:
+    timeout = getattr(opts, "timeout", None)
+    if timeout is None or timeout <= timedelta(0):  # not given
+        return default_ns
+    return timeout // timedelta(microseconds=1) * 1000  # type: ignore[no-any-return]
+
+
+def _tag(tag: int) -> int:
+    if not 0 <= tag < _FIRST_RESERVED_TAG:
+        raise UsageError(f"a tag must be a number from 0 to {_FIRST_RESERVED_TAG - 1}, not {tag}")
+    return tag
+
+
+def _wrong_size(what: str, large: torch.Tensor, small: torch.Tensor, size: int) -> UsageError:
+    return UsageError(
+        f"the {what} must have {size} times the elements of the other tensor, one part for each rank: it has "
+        f"{large.numel()}, the other one {small.numel()}"
+    )
+
+
+def _check_same_size(parts: Tensors, other: torch.Tensor, operation: str) -> None:
+    for rank, part in enumerate(parts):
+        if part.nbytes != other.nbytes:
+            raise UsageError(
+                f"{operation}: all tensors must have the same size, but the one of rank {rank} has {part.nbytes} bytes "
+                f"and the other tensor {other.nbytes}"
+            )
+
+
+def _dtypes(tensors: Tensors) -> str:
+    return ", ".join(sorted({str(each.dtype) for each in tensors}))

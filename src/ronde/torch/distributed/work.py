@@ -1,0 +1,241 @@
+"""Operations in flight, as torch.distributed sees them: `Work`, and the futures that DDP waits for.
+
+PyTorch's C++ code waits for futures, which native code that does not link to PyTorch cannot complete. So each group has
+a thread of Python, from the first future on, that waits for the operations and completes their futures. An operation
+whose future nobody asks for needs no such thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch.distributed import Work as TorchWork
+from torch.futures import Future
+
+from ronde.errors import TimeoutError, UsageError
+
+__all__ = ["Batch", "Completer", "DONE", "Done", "Operation", "Pending"]
+
+_NO_LIMIT = timedelta(0)
+
+
+class Pending(Protocol):
+    """A call of a native queue or a message of a mailbox."""
+
+    def is_done(self) -> bool: ...
+    def has_failed(self) -> bool: ...
+    def wait(self, timeout_ns: int, /) -> bool: ...
+
+
+class Operation(TorchWork):  # type: ignore[misc]
+    """An operation in flight. Its tensors stay alive, and must not change, until it is done.
+
+    `result`: the output tensors. `inputs`: what else has to stay alive. `finish`: what remains to be done with the
+    output, such as a copy to the device; the first thread that waits does it. `source`: of a message, its sender.
+    """
+
+    def __init__(
+        self,
+        pending: Pending,
+        completer: Completer,
+        result: Sequence[torch.Tensor] = (),
+        inputs: object = None,
+        finish: Callable[[], None] | None = None,
+        source: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._pending, self._completer = pending, completer
+        self._result, self._inputs = list(result), inputs
+        self._finish, self._source = finish, source
+        self._finishing = threading.Lock()
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Wait until the operation is done. Raises its error, TimeoutError if `timeout` is over before."""
+        limit_ns = 0 if timeout is None else timeout // timedelta(microseconds=1) * 1000
+        if not self._pending.wait(max(limit_ns, 0)):
+            raise TimeoutError(
+                f"the operation was not done after {timeout.total_seconds():g} s; it still runs"
+            )
+        self._complete()
+        return True
+
+    def _complete(self) -> None:
+        if self._finish is not None:
+            with self._finishing:
+                if self._finish is not None:
+                    self._finish()
+                    self._finish = None
+        self._inputs = None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._pending.is_done()
+
+    def is_success(self) -> bool:
+        return self._pending.is_done() and not self._pending.has_failed()
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that has failed, None otherwise."""
+        if self._pending.is_done() and self._pending.has_failed():
+            try:
+                self._pending.wait(0)
+            except Exception as error:
+                return error
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def source_rank(self) -> int:
+        """Return the rank of the group that has sent the message."""
+        if self._source is None:
+            raise UsageError("only a receive has a source rank")
+        return self._source()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[Any]:
+        """Return a future whose value is the list of output tensors. It is done only once their data are there."""
+        return self._completer.future_of(self)
+
+
+class Done(TorchWork):  # type: ignore[misc]
+    """An operation that was done when the call returned."""
+
+    def __init__(self, result: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._result = list(result)
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def get_future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(self._result)
+        return future
+
+
+DONE = Done()  # without a result, for all operations whose callers only wait
+
+
+class Batch(TorchWork):  # type: ignore[misc]
+    """Several operations as one."""
+
+    def __init__(self, works: Sequence[Any], completer: Completer) -> None:
+        super().__init__()
+        self._works, self._completer = list(works), completer
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        """Wait for all of them, also if one fails. Raises the first error."""
+        failure = None
+        for work in self._works:
+            try:
+                work.wait(timeout)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next(filter(None, (work.exception() for work in self._works)), None)
+
+    def result(self) -> list[torch.Tensor]:
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self) -> Future[Any]:
+        return self._completer.future_of(self)
+
+
+class Completer:
+    """Completes the futures of one group's operations, in a thread that starts with the first one."""
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def future_of(self, work: Any) -> Future[Any]:
+        """Return a future of the operation; an error of it is the error of the future."""
+        base: Future[Any] = Future()
+        # An exception that Python sets as such would end the process in DDP's C++ code; one that a callback raises
+        # arrives there as a RuntimeError.
+        future = base.then(_value_or_error)
+        if work.is_completed():
+            _complete(work, base)
+            return future
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ronde-futures", daemon=True)
+                self._thread.start()
+        self._waiting.put((work, base))
+        return future
+
+    def close(self, patience_s: float = 5) -> None:
+        """End the thread once it has completed all futures, which the end of their operations must allow."""
+        with self._starting:
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._waiting.put(None)
+            thread.join(patience_s)
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            _complete(*item)
+            del item  # else it keeps the tensors of the last operation
+
+
+def _complete(work: Any, future: Future[Any]) -> None:
+    try:
+        work.wait()
+        future.set_result(work.result())
+    except BaseException as error:
+        future.set_result(_Failure(error))
+
+
+class _Failure:
+    """The error of an operation, as the value of a future."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def throw(self) -> NoReturn:
+        raise self._error
+
+
+def _value_or_error(future: Future[Any]) -> Any:
+    value = future.value()
+    if isinstance(value, _Failure):
+        value.throw()
+    return value
