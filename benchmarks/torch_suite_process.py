@@ -48,6 +48,7 @@ class Suite:
     backend: str
     register: list[str]  # modules to import, so that torch.distributed knows the backend
     counts_as: list[str]
+    events: bool  # whether the profiler must see the backend's operations, as with Gloo
     ranks: int
     part: str  # of the names of the tests to run
     limit_s: int
@@ -337,8 +338,9 @@ def installed_suite(suite: Suite) -> types.ModuleType:
     environment = collections.ChainMap[str, str]({"BACKEND": name, "INIT_METHOD": again}, os.environ)
     with mock.patch.object(os, "environ", environment):
         tests: Any = importlib.import_module(MODULE)
-    for table in ["PROFILING", "CUDA_PROFILING", "SEND_RECV_PROFILING"]:
-        getattr(tests, f"{table}_SUPPORTED_BACKENDS").append(suite.backend)
+    if suite.events:
+        for table in ["PROFILING", "CUDA_PROFILING", "SEND_RECV_PROFILING"]:
+            getattr(tests, f"{table}_SUPPORTED_BACKENDS").append(suite.backend)
     # At run time only the tests for at least 8 ranks, or an even number, ask for it.
     os.environ["BACKEND"] = "mpi" if "mpi" in suite.counts_as else suite.backend
 

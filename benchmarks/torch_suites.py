@@ -237,6 +237,11 @@ def parse_options() -> argparse.Namespace:
         metavar="BACKEND",
         help="backends of PyTorch whose CPU tests the suite `distributed` runs (default: gloo mpi)",
     )
+    parser.add_argument(
+        "--no-events",
+        action="store_true",
+        help="do not ask for events such as `ronde:all_reduce` in profiles",
+    )
     parser.add_argument("--ranks", type=int, default=4, help="world size of `distributed` (default: 4)")
     parser.add_argument("-k", default="", metavar="PART", help="only tests whose names contain this")
     parser.add_argument("--time-limit", type=int, default=60, metavar="S", help="of a test (default: 60 s)")
@@ -257,6 +262,7 @@ def main() -> None:
             backend=options.backend,
             register=default if options.register is None else options.register,
             counts_as=options.counts_as,
+            events=not options.no_events,
             ranks=options.ranks,
             part=options.k,
             limit_s=options.time_limit,
