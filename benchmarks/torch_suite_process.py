@@ -75,7 +75,7 @@ class BackendName(str):
         return hash(self._others[0])
 
 
-class Notes:
+class RankNotes:
     """What ranks tell the process that runs their test, by a file that they inherit."""
 
     def __init__(self) -> None:
@@ -95,11 +95,14 @@ class Notes:
         pairs = (line.partition(" ") for line in content.splitlines())
         return [(kind, text) for kind, _, text in pairs]
 
+    def close(self) -> None:
+        os.close(self._file)
+
 
 class SkipReasons(logging.Handler):
     """Notes why a rank skipped its test: the exit status only says that it did."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: RankNotes) -> None:
         super().__init__()
         self._notes = notes
 
@@ -111,7 +114,7 @@ class SkipReasons(logging.Handler):
 class Reporter(unittest.TestResult):
     """Writes a line of JSON when a test begins, and another one when it has ended."""
 
-    def __init__(self, reports: int, notes: Notes) -> None:
+    def __init__(self, reports: int, notes: RankNotes) -> None:
         super().__init__()
         self._reports = reports
         self._notes = notes
@@ -261,7 +264,7 @@ def name_backend(backend: str) -> None:
         replace_everywhere(original, renamed)
 
 
-def note_use(backend: str, notes: Notes) -> None:
+def note_use(backend: str, notes: RankNotes) -> None:
     """Note each group of the backend that a rank makes, and each call."""
     from torch.distributed import distributed_c10d as c10d
     from torch.nn.parallel import DistributedDataParallel
@@ -393,7 +396,7 @@ def load(suite: Suite) -> unittest.TestSuite:
 def main() -> None:
     reports, suite = int(sys.argv[1]), Suite(**json.loads(sys.argv[2]))
     os.set_inheritable(reports, False)
-    notes = Notes()
+    notes = RankNotes()
     try:
         for module in [*suite.register, *HELPERS]:
             importlib.import_module(module)

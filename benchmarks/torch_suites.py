@@ -38,7 +38,7 @@ GRACE_S = 30  # beyond the time limit: the suite's process reports its slow test
 
 
 @dataclass(frozen=True)
-class Result:
+class SuiteResult:
     """One test: the columns of the CSV file."""
 
     suite: str
@@ -110,9 +110,9 @@ class SuiteProcess:
         return self._process.wait()
 
 
-def run_suite(suite: Suite, log: Path | None) -> list[Result]:
+def run_suite(suite: Suite, log: Path | None) -> list[SuiteResult]:
     """Run all tests of a suite, in as many processes as it takes."""
-    results: list[Result] = []
+    results: list[SuiteResult] = []
     while True:
         again = Suite(**asdict(suite) | {"done": [*suite.done, *(result.test for result in results)]})
         found = run_process(again, log)
@@ -121,10 +121,10 @@ def run_suite(suite: Suite, log: Path | None) -> list[Result]:
             return results
 
 
-def run_process(suite: Suite, log: Path | None) -> list[Result]:
+def run_process(suite: Suite, log: Path | None) -> list[SuiteResult]:
     """Run tests in one process, until they are done or it is lost: then the last result's reason says so."""
     process = SuiteProcess(suite, log)
-    results: list[Result] = []
+    results: list[SuiteResult] = []
     running, limit_s = "", float(START_S)
     lost = ""
     began = time.monotonic()
@@ -133,10 +133,10 @@ def run_process(suite: Suite, log: Path | None) -> list[Result]:
             if report["event"] == "begin":
                 running, limit_s, began = str(report["test"]), suite.limit_s + GRACE_S, time.monotonic()
             elif report["event"] == "end":
-                results.append(printed(Result(suite.name, **report["result"])))  # type: ignore[arg-type]
+                results.append(printed(SuiteResult(suite.name, **report["result"])))  # type: ignore[arg-type]
                 running = ""
             else:  # no tests at all
-                results.append(printed(Result(suite.name, "", "skip", 0, 0, 0.0, str(report["reason"]))))
+                results.append(printed(SuiteResult(suite.name, "", "skip", 0, 0, 0.0, str(report["reason"]))))
     except TimeoutError:
         lost = f"lost: not over after {limit_s:.0f} s"
     finally:
@@ -145,23 +145,23 @@ def run_process(suite: Suite, log: Path | None) -> list[Result]:
         lost = f"lost: the suite's process ended with status {status}"
     if lost and running:
         seconds = round(time.monotonic() - began, 1)
-        results.append(printed(Result(suite.name, running, "fail", 0, 0, seconds, lost)))
+        results.append(printed(SuiteResult(suite.name, running, "fail", 0, 0, seconds, lost)))
     elif lost:
         results.append(
-            printed(Result(suite.name, "", "fail", 0, 0, 0.0, f"{lost}, not in a test; see --logs"))
+            printed(SuiteResult(suite.name, "", "fail", 0, 0, 0.0, f"{lost}, not in a test; see --logs"))
         )
     return results
 
 
-def printed(result: Result) -> Result:
+def printed(result: SuiteResult) -> SuiteResult:
     """Print the line of a result and return it."""
     print(f"{result.outcome:4}  {result.seconds:6.1f} s  {result.test}  {result.reason}"[:200], flush=True)
     return result
 
 
-def print_counts(results: Iterable[Result]) -> None:
+def print_counts(results: Iterable[SuiteResult]) -> None:
     """Print what passed, failed and was skipped in each suite, and how often for which reason."""
-    of_suite: dict[str, list[Result]] = {}
+    of_suite: dict[str, list[SuiteResult]] = {}
     for result in results:
         of_suite.setdefault(result.suite, []).append(result)
     width = max([len("suite"), *map(len, of_suite)])
@@ -180,7 +180,7 @@ def print_counts(results: Iterable[Result]) -> None:
             print(f"{suite}: {outcome} {count:4} x {reason}"[:200])
 
 
-def print_comparison(results: Iterable[Result], others: Iterable[Result]) -> None:
+def print_comparison(results: Iterable[SuiteResult], others: Iterable[SuiteResult]) -> None:
     """Print the tests that pass in `others` and do not in `results`."""
     here = {(result.suite, result.test): result for result in results}
     passed = [(other.suite, other.test) for other in others if other.outcome == "pass"]
@@ -190,20 +190,20 @@ def print_comparison(results: Iterable[Result], others: Iterable[Result]) -> Non
         print(f"  {result.suite} {result.test}: {result.outcome}: {result.reason}")
 
 
-def write_results(path: Path, results: Iterable[Result]) -> None:
+def write_results(path: Path, results: Iterable[SuiteResult]) -> None:
     """Write a CSV file with a line for each test."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Result)])
+        writer = csv.DictWriter(file, [field.name for field in fields(SuiteResult)])
         writer.writeheader()
         writer.writerows(asdict(result) for result in results)
 
 
-def read_results(path: Path) -> list[Result]:
+def read_results(path: Path) -> list[SuiteResult]:
     """Read what `write_results` wrote."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [
-        Result(
+        SuiteResult(
             row["suite"],
             row["test"],
             row["outcome"],
@@ -254,7 +254,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     options = parse_options()
     default = ["ronde.torch.distributed"] if options.backend == "ronde" else []
-    results: list[Result] = []
+    results: list[SuiteResult] = []
     for name in options.suites:
         suite = Suite(
             name=BUILT_IN if name == BUILT_IN else Path(name).stem,
