@@ -13,17 +13,10 @@
 
 namespace ronde {
 
-<<<<<<< HEAD
 // Sleeps for at most `limit_ns`; only threads of this process can wake it. Returns false if a signal or the time limit
 // ends the sleep.
 inline bool futex_sleep(std::atomic<uint32_t>& word, uint32_t while_it_is, int64_t limit_ns = 1'000'000'000) {
   const timespec limit{limit_ns / 1'000'000'000, limit_ns % 1'000'000'000};
-=======
-// Sleeps for at most a second, or `most_ns`; only threads of this process can wake it. Returns false if a signal or the
-// time limit ends the sleep.
-inline bool futex_sleep(std::atomic<uint32_t>& word, uint32_t while_it_is, int64_t most_ns = 1'000'000'000) {
-  const timespec limit{most_ns / 1'000'000'000, most_ns % 1'000'000'000};
->>>>>>> mail
   return syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, &limit, nullptr, 0) == 0 || errno == EAGAIN;
 }
 

@@ -25,7 +25,7 @@ from ronde.torch.distributed.connection import (
     world_of_default_group,
 )
 from ronde.torch.distributed.operations import Operations
-from ronde.torch.distributed.work import Completer
+from ronde.torch.distributed.work import Completer, nanoseconds
 
 __all__ = ["NAME", "make_backend", "register"]
 
@@ -45,6 +45,7 @@ class _Members(Operations):
         self._name, self._description = name, "undefined"
         self._connection = connection
         self._completer = Completer()
+        self._in_flight = []
         self._ended = "the process group was destroyed"
         self._set_timeout(timeout)
 
@@ -69,7 +70,7 @@ class _Members(Operations):
         return NAME
 
     def _set_timeout(self, timeout: timedelta) -> None:
-        self._timeout_ns = timeout // timedelta(microseconds=1) * 1000
+        self._timeout_ns = nanoseconds(timeout)
 
     set_timeout = _set_default_timeout = _set_timeout
 
@@ -205,7 +206,7 @@ def make_backend(given: Any, options: Any = None) -> Any:
     rank, size, timeout, name = given.group_rank, given.group_size, given.timeout, given.group_id
     ranks = list(given.global_ranks_in_group)  # none for the default group
     others = _other_backends(sys._getframe(1))
-    connection = _connect(given, ranks, timeout // timedelta(microseconds=1) * 1000)
+    connection = _connect(given, ranks, nanoseconds(timeout))
     if not others:
         return RondeGroup(rank, size, timeout, name, connection)
     if HAS_PYTHON_BACKENDS:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
-from ronde.torch.distributed.work import DONE, Batch, Completer, Operation
+from ronde.torch.distributed.work import DONE, NO_LIMIT, Batch, Completer, Operation, Pending, nanoseconds
 from ronde.types import Average, BitAnd, BitOr, BitXor, DType, Kind, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
@@ -67,6 +66,8 @@ class Operations:
     _timeout_ns: int
     _batch: list[Any] | None = None  # the operations since start_coalescing
     _sequence = 0
+    _in_flight: list[tuple[Pending, list[Any]]]  # and some that are done
+    _most_in_flight = 16
 
     def _connected(self) -> Connection:
         """Return the connection of the group. Raises UsageError if it has none."""
@@ -259,7 +260,7 @@ class Operations:
             if finish is not None:
                 finish()
             return DONE
-        return self._begun(Operation(pending, self._completer, results, (inputs, outputs), finish))
+        return self._begun(pending, results, [inputs, outputs], finish)
 
     # Messages
 
@@ -269,25 +270,28 @@ class Operations:
         (ready,), _ = _on_host([tensor], has_values=True)
         peer = connection.ranks[self._peer(dest)]
         message = connection.mailbox.send(peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes)
-        return self._begun(Operation(message, self._completer, [tensor], ready))
+        return self._begun(message, [tensor], [ready], limit_ns=self._timeout_ns)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
-        return self._receive(tensors, self._connected().ranks[self._peer(source)], tag)
+        connection = self._connected()
+        return self._receive(connection, tensors, connection.ranks[self._peer(source)], tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        return self._receive(tensors, -1, tag)
+        return self._receive(self._connected(), tensors, -1, tag)
 
-    def _receive(self, tensors: Tensors, peer: int, tag: int) -> Any:
+    def _receive(self, connection: Connection, tensors: Tensors, peer: int, tag: int) -> Any:
         (tensor,) = tensors
-        connection = self._connected()
         (ready,), finish = _on_host([tensor], has_values=False)
         ranks = connection.ranks
-        peers = [rank for rank in ranks if rank != ranks[self.rank()]] if peer < 0 else ()
+        others = [rank for rank in ranks if rank != ranks[self.rank()]] if peer < 0 else ()
         message = connection.mailbox.receive(
-            peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes, peers
+            peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes, others
         )
-        source = lambda: ranks.index(message.source())  # noqa: E731
-        return self._begun(Operation(message, self._completer, [tensor], ready, finish, source))
+
+        def source() -> int:
+            return ranks.index(message.source())
+
+        return self._begun(message, [tensor], [ready], finish, self._timeout_ns, source)
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < self.size():
@@ -305,7 +309,21 @@ class Operations:
         works, self._batch = self._batch or [], None
         return works[0] if len(works) == 1 else Batch(works, self._completer)
 
-    def _begun(self, work: Any) -> Any:
+    def _begun(
+        self,
+        pending: Any,
+        result: Tensors,
+        memory: list[Any],
+        finish: Callable[[], None] | None = None,
+        limit_ns: int = 0,
+        source: Callable[[], int] | None = None,
+    ) -> Operation:
+        """Return the operation. Its tensors live until it is done, also if the program drops them and never waits."""
+        if len(self._in_flight) >= self._most_in_flight:
+            self._in_flight = [each for each in self._in_flight if not each[0].is_done()]
+            self._most_in_flight = 2 * len(self._in_flight) + 16
+        self._in_flight.append((pending, memory))
+        work = Operation(pending, self._completer, result, memory, finish, limit_ns, source)
         if self._batch is not None:
             self._batch.append(work)
         return work
@@ -391,10 +409,8 @@ def _factor(op: Any) -> float:
 
 
 def _limit_ns(opts: Any, default_ns: int) -> int:
-    timeout = getattr(opts, "timeout", None)
-    if timeout is None or timeout <= timedelta(0):  # not given
-        return default_ns
-    return timeout // timedelta(microseconds=1) * 1000  # type: ignore[no-any-return]
+    timeout = getattr(opts, "timeout", NO_LIMIT)
+    return nanoseconds(timeout) if timeout > NO_LIMIT else default_ns  # negative: not given
 
 
 def _tag(tag: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
@@ -19,9 +20,16 @@ from torch.futures import Future
 
 from ronde.errors import TimeoutError, UsageError
 
-__all__ = ["Batch", "Completer", "DONE", "Done", "Operation", "Pending"]
+__all__ = ["DONE", "NO_LIMIT", "Batch", "Completer", "Done", "Operation", "Pending", "nanoseconds"]
 
-_NO_LIMIT = timedelta(0)
+NO_LIMIT = timedelta(0)
+_MICROSECOND = timedelta(microseconds=1)
+_NO_LOCK = nullcontext()
+
+
+def nanoseconds(time: timedelta) -> int:
+    """Return the time in nanoseconds."""
+    return time // _MICROSECOND * 1000
 
 
 class Pending(Protocol):
@@ -33,44 +41,44 @@ class Pending(Protocol):
 
 
 class Operation(TorchWork):  # type: ignore[misc]
-    """An operation in flight. Its tensors stay alive, and must not change, until it is done.
+    """An operation in flight. Its tensors must not change until it is done.
 
-    `result`: the output tensors. `inputs`: what else has to stay alive. `finish`: what remains to be done with the
-    output, such as a copy to the device; the first thread that waits does it. `source`: of a message, its sender.
+    `result`: the output tensors. `memory`: everything that has to stay alive until the operation is done, emptied then.
+    `finish`: what remains to be done with the output, such as a copy to the device; the first thread that waits does
+    it. `limit_ns`: how long `wait` waits unless it is told (0: for as long as the operation takes). `source`: of a
+    message, its sender.
     """
 
     def __init__(
         self,
         pending: Pending,
         completer: Completer,
-        result: Sequence[torch.Tensor] = (),
-        inputs: object = None,
+        result: Sequence[torch.Tensor],
+        memory: list[Any],
         finish: Callable[[], None] | None = None,
+        limit_ns: int = 0,
         source: Callable[[], int] | None = None,
     ) -> None:
         super().__init__()
         self._pending, self._completer = pending, completer
-        self._result, self._inputs = list(result), inputs
+        self._result, self._memory = result, memory
         self._finish, self._source = finish, source
-        self._finishing = threading.Lock()
+        self._finishing = _NO_LOCK if finish is None else threading.Lock()
+        self._limit_ns = limit_ns
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait until the operation is done. Raises its error, TimeoutError if `timeout` is over before."""
-        limit_ns = 0 if timeout is None else timeout // timedelta(microseconds=1) * 1000
-        if not self._pending.wait(max(limit_ns, 0)):
+        limit_ns = nanoseconds(timeout) if timeout else self._limit_ns
+        if not self._pending.wait(limit_ns if limit_ns > 0 else -1):
             raise TimeoutError(
-                f"the operation was not done after {timeout.total_seconds():g} s; it still runs"
+                f"the operation was not done after {limit_ns / 1e9:g} s; it goes on", waited_ns=limit_ns
             )
-        self._complete()
+        with self._finishing:
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
+        self._memory.clear()
         return True
-
-    def _complete(self) -> None:
-        if self._finish is not None:
-            with self._finishing:
-                if self._finish is not None:
-                    self._finish()
-                    self._finish = None
-        self._inputs = None
 
     def synchronize(self) -> None:
         self.wait()
@@ -85,13 +93,13 @@ class Operation(TorchWork):  # type: ignore[misc]
         """Return the error of an operation that has failed, None otherwise."""
         if self._pending.is_done() and self._pending.has_failed():
             try:
-                self._pending.wait(0)
+                self._pending.wait(-1)
             except Exception as error:
                 return error
         return None
 
     def result(self) -> list[torch.Tensor]:
-        return self._result
+        return list(self._result)
 
     def source_rank(self) -> int:
         """Return the rank of the group that has sent the message."""
@@ -113,7 +121,7 @@ class Done(TorchWork):  # type: ignore[misc]
         super().__init__()
         self._result = list(result)
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         return True
 
     def synchronize(self) -> None:
@@ -147,7 +155,7 @@ class Batch(TorchWork):  # type: ignore[misc]
         super().__init__()
         self._works, self._completer = list(works), completer
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait for all of them, also if one fails. Raises the first error."""
         failure = None
         for work in self._works:
