@@ -20,10 +20,11 @@ from torch._C import _distributed_c10d as c10d
 from ronde.errors import NotInitializedError, UsageError
 from ronde.torch.distributed.connection import (
     Connection,
-    connect_by_store,
     connect_group,
+    connect_world,
     world_of_default_group,
 )
+from ronde.torch.distributed.meeting import store_of
 from ronde.torch.distributed.operations import Operations
 from ronde.torch.distributed.work import Completer, nanoseconds
 
@@ -217,10 +218,15 @@ def make_backend(given: Any, options: Any = None) -> Any:
 
 
 def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> Connection:
+    store, host = store_of(given.store)
     world = world_of_default_group()
     if ranks and world is not None:
-        return connect_group(world, given.store, ranks, given.group_id, timeout_ns)
-    return connect_by_store(given.store, given.group_rank, given.group_size, timeout_ns, is_default=not ranks)
+        return connect_group(world, store, ranks, given.group_id, timeout_ns)
+    made = connect_world(
+        store, host, given.group_rank, given.group_size, given.group_id, timeout_ns, "init_process_group()"
+    )
+    made.is_default = not ranks
+    return made
 
 
 def _other_backends(caller: FrameType) -> dict[str, str]:
