@@ -26,10 +26,10 @@ from ronde.job_key import JobKey
 from ronde.stores.store import Store
 from ronde.torch.distributed.meeting import factory_of, meet
 
-__all__ = ["Connection", "connect_alone", "connect_group", "connect_world", "world_of_default_group"]
+__all__ = ["GroupConnection", "connect_alone", "connect_group", "connect_world", "world_of_default_group"]
 
 
-class Connection:
+class GroupConnection:
     """The members of one group, connected.
 
     `ranks`: by rank of the group, the rank in the world. `world`: of which the group is made; None: it is one.
@@ -40,13 +40,13 @@ class Connection:
         communicator: Communicator,
         mailbox: _native.Mailbox,
         ranks: Sequence[int],
-        world: Connection | None = None,
+        world: GroupConnection | None = None,
     ) -> None:
         self.communicator, self.mailbox, self.ranks = communicator, mailbox, ranks
         self.queue = _native.CallQueue(communicator.native)
         self.context = int.from_bytes(hashlib.blake2b(communicator.label.encode(), digest_size=8).digest())
         self.is_default = False  # whether new groups are made of it
-        self.groups: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self.groups: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
         self._world = world  # keeps its connections open
         self._pid = os.getpid()
         self._is_open = True
@@ -68,7 +68,7 @@ class Connection:
             self._leave()
 
     def close(self, reason: str) -> None:
-        """Leave the group: members finish operations that do not need this rank. Pending operations here fail."""
+        """Leave the group: members finish operations that do not need this rank. InFlight operations here fail."""
         if self.is_open:
             self._end(reason)
             self._leave()
@@ -89,15 +89,15 @@ class Connection:
             self._world._leave()  # this was its last group
 
 
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_open: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
 
 
-def world_of_default_group() -> Connection | None:
+def world_of_default_group() -> GroupConnection | None:
     """Return the world of the default group, if this backend serves that and it is open."""
     return next((each for each in list(_open) if each.is_default), None)
 
 
-def connect_alone() -> Connection:
+def connect_alone() -> GroupConnection:
     """Return a world of this process alone."""
     wanted = settings.resolve(settings.environment())
     factory = CommunicatorFactory(wanted, JobKey.generate())
@@ -105,20 +105,20 @@ def connect_alone() -> Connection:
 
 
 def connect_world(
-    store: Store, store_host: str, rank: int, size: int, name: str, timeout_ns: int, call: str
-) -> Connection:
+    store: Store, store_host: str, rank: int, size: int, name: str | None, timeout_ns: int, call: str
+) -> GroupConnection:
     """Return a world of `size` ranks, which all call it and meet at the store.
 
-    `store_host`: serves the store, "" if that is not known. `name`: of the group. `call`: the user's, for messages.
-    Raises TimeoutError that names the missing ranks, UsageError if there is no job key, MismatchError if settings
-    differ that must be equal.
+    `store_host`: serves the store, "" if that is not known. `name`: of the group, if groups of that name may be made
+    again at this store. `call`: the user's, for messages. Raises TimeoutError that names the missing ranks, UsageError
+    if there is no job key, MismatchError if settings differ that must be equal.
     """
     if size == 1:
         return connect_alone()
     wanted = settings.resolve(settings.environment())
     deadline_ns = time.monotonic_ns() + timeout_ns
 
-    def make(attempt: WorldAttempt) -> Connection:
+    def make(attempt: WorldAttempt) -> GroupConnection:
         factory = factory_of(attempt.exchange, wanted, store_host)
         return _make_world(factory, rank, size, attempt.exchange, attempt.name, deadline_ns, attempt.check)
 
@@ -126,8 +126,8 @@ def connect_world(
 
 
 def connect_group(
-    world: Connection, store: Store, ranks: Sequence[int], name: str, timeout_ns: int
-) -> Connection:
+    world: GroupConnection, store: Store, ranks: Sequence[int], name: str, timeout_ns: int
+) -> GroupConnection:
     """Return a group of these ranks of the world, which its members make alone.
 
     `name`: the same on all of them, used once for these ranks. Raises as `connect_world`.
@@ -141,7 +141,7 @@ def connect_group(
         )
 
     communicator = meet(store, rank, len(ranks), name, deadline_ns, make, "new_group()")
-    group = Connection(communicator, world.mailbox, [world.ranks[each] for each in ranks], world)
+    group = GroupConnection(communicator, world.mailbox, [world.ranks[each] for each in ranks], world)
     world.groups.add(group)
     return group
 
@@ -154,7 +154,7 @@ def _make_world(
     name: str,
     deadline_ns: int,
     check: Callable[[], None] | None = None,
-) -> Connection:
+) -> GroupConnection:
     communicator = factory.make_world(rank, size, exchange, name, deadline_ns, check)
     try:
         with communicator.connecting_by(deadline_ns):
@@ -162,7 +162,7 @@ def _make_world(
     except BaseException:
         communicator.shutdown()
         raise
-    return Connection(communicator, _native.Mailbox(messages.native), range(size))
+    return GroupConnection(communicator, _native.Mailbox(messages.native), range(size))
 
 
 @atexit.register

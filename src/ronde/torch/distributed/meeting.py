@@ -41,33 +41,39 @@ def meet(
     store: Store,
     rank: int,
     size: int,
-    name: str,
+    name: str | None,
     deadline_ns: int,
     make: Callable[[WorldAttempt], Made],
     call: str = "init_process_group() or new_group()",
 ) -> Made:
     """Return what `make` makes together with the other members, which all call it.
 
-    `name`: of the group. `call`: the user's, for messages. Raises TimeoutError that names the missing ranks,
-    PeerLostError if another member has raised.
+    `name`: of the group; None: this process meets at this store once. `call`: the user's, for messages. Raises
+    TimeoutError that names the missing ranks, PeerLostError if another member has raised.
     """
     began_ns = time.monotonic_ns()
-    while True:
+    last: Epoch | None = None
+    has_formed = False
+    if name is not None:
         last, has_formed = _last_epochs.get(name, (None, False))
+    while True:
         attempt = WorldAttempt(
             store, rank, size, began_ns, deadline_ns, last, has_formed=has_formed, call=call
         )
-        _last_epochs[name] = attempt.epoch, False
+        last, has_formed = attempt.epoch, False
         try:
             made = make(attempt)
         except BaseException as error:
+            if name is not None:
+                _last_epochs[name] = last, False
             cause = attempt.end(error)
             if isinstance(cause, EpochOverError):
                 continue
             if cause is error:
                 raise
             raise cause from None
-        _last_epochs[name] = attempt.epoch, True
+        if name is not None:
+            _last_epochs[name] = last, True
         if rank == 0:
             with suppress(RondeError):  # all members have what they need of the store
                 attempt.delete_earlier_epochs()
