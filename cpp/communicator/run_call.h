@@ -46,7 +46,7 @@ class Communicator::Turn {
     lock_ = std::unique_lock(communicator_.mutex_);
     if (!communicator_.is_open_) throw UsageError("this communicator has been shut down");
     communicator_.owner_.store(std::this_thread::get_id());
-    communicator_.waiter_->set_limit(CallLimit::current());
+    communicator_.waiter_->set_terms(WithCallTerms::current());
   }
   ~Turn() {
     communicator_.owner_.store({});

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import threading
@@ -12,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ranks.engine.test_stall import LIMIT_NS, Reports, stay_in_user_code
 
 import ronde
 from ronde import _native
+from ronde.comm import world as comm
 from ronde.testing import faults, ranks
 from ronde.testing.ranks import tell
 from ronde.types import DType, Kind, ReduceOp
@@ -527,6 +530,32 @@ def interrupted(at_once: bool) -> str:
 def test_ctrl_c_ends_a_wait(at_once: bool) -> None:
     error = ranks.run(interrupted, 2, at_once)[1]
     assert error.endswith("aborted: interrupted by a signal") if at_once else error == ""
+
+
+def wait_for_a_rank_that_does_not_come(path: str) -> list[str]:
+    comm.init(stall_warning_ns=LIMIT_NS)
+    pipe = os.open(path, os.O_RDWR)
+    told = Reports(pipe, logger="ronde.comm")
+    world = comm.world()
+    queue = Queue(world)
+    x = np.ones(3)
+    if world.rank == 1:
+        stay_in_user_code("sleeps", pipe)
+    queue.finish(Kind.allreduce, x, x)
+    comm.shutdown()
+    os.close(pipe)
+    return told.texts
+
+
+def test_a_stall_report_tells_which_line_has_posted_the_call(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (report,), _ = ranks.run(wait_for_a_rank_that_does_not_come, 2, str(tmp_path / "pipe"))
+    lines = inspect.getsourcelines(Queue.post)
+    posted = [lines[1] + index for index, line in enumerate(lines[0]) if "self.native.post(" in line]
+    place = f"{Path(__file__).parent.name}/{Path(__file__).name}:{posted[0]}"
+    assert "call 1 on world: allreduce of 3 float64 by sum, posted at " in report
+    assert place in report
+    assert "begun by rank 0, not by rank 1" in report
 
 
 def end_in_the_middle(how: str) -> None:
