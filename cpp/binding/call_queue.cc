@@ -64,27 +64,33 @@ class ProgramPlace {
 
  private:
   static constexpr int kMostFrames = 16;
-  static constexpr size_t kMostCharacters = 80;  // of a path
+  static constexpr size_t kMostBytes = 80;  // of a path; reports have more to say
 
   // Whether its module is neither one of Ronde nor one of the framework that makes the calls.
   static bool is_of_program(nb::handle frame) {
     const nb::object name = nb::borrow<nb::dict>(frame.attr("f_globals")).get("__name__", nb::none());
-    Py_ssize_t size = 0;
-    const char* text = PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
-    if (text == nullptr) {
-      PyErr_Clear();
-      return true;
-    }
-    const std::string_view module(text, static_cast<size_t>(size));
+    const std::string_view module = text_of(name);
     return !module.starts_with("ronde.") && !module.starts_with("torch.");
+  }
+
+  // Empty if it is not text, or not valid Unicode.
+  static std::string_view text_of(nb::handle object) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_Check(object.ptr()) ? PyUnicode_AsUTF8AndSize(object.ptr(), &size) : nullptr;
+    if (text == nullptr) PyErr_Clear();
+    return {text, static_cast<size_t>(size)};
   }
 
   static std::string describe(PyFrameObject* frame) {
     const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-    std::string path = nb::cast<std::string>(nb::str(nb::object(code.attr("co_filename"))));
-    if (path.size() > kMostCharacters) path = "..." + path.substr(path.size() - kMostCharacters);
-    return path + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+    const nb::object file = code.attr("co_filename");
+    std::string_view path = text_of(file);
+    std::string place = path.size() > kMostBytes ? "..." : "";
+    while (path.size() > kMostBytes || (!place.empty() && is_inside_character(path.front()))) path.remove_prefix(1);
+    return place.append(path) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
   }
+
+  static bool is_inside_character(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }  // UTF-8
 };
 
 class PyQueuedCall {

@@ -328,7 +328,7 @@ def wait_too_long(at_once: bool) -> tuple[str, str, int]:
     x = np.ones(1)
     queue.finish(Kind.allreduce, x, x, timeout_ns=NEVER_NS)
     if world.rank == 1:
-        time.sleep(1.0)  # longer than rank 0 waits
+        wait_until(world._native.has_failed)
     try:
         call = queue.post(Kind.allreduce, x, x, timeout_ns=200 * 10**6, at_once=at_once)
         assert world.rank == 1 or not call.wait(1)
@@ -384,10 +384,10 @@ def test_a_lost_peer_is_named(at_once: bool) -> None:
     assert outcome.value[1] == 1
 
 
-def wait_until_failed(world: ronde.Communicator) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     """As a rank that computes, and so is not in the call that the other one waits in."""
     end_s = time.monotonic() + 60
-    while not world._native.has_failed():
+    while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.01)
 
@@ -398,12 +398,11 @@ def close_early() -> list[str]:
     queue = Queue(world)
     x = np.ones(1)
     if world.rank == 1:
-        world.barrier()
-        wait_until_failed(world)
+        wait_until(world._native.has_failed)
         with pytest.raises(ronde.AbortedError, match=r"rank 0 on .* aborted: the group is destroyed"):
             world.barrier()
         return []
-    calls = [queue.post(Kind.barrier), *(queue.post(Kind.allreduce, x, x) for _ in range(2))]
+    calls = [queue.post(Kind.allreduce, x, x) for _ in range(3)]
     texts = []
 
     def wait() -> None:
@@ -413,7 +412,7 @@ def close_early() -> list[str]:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    assert calls[0].wait(NEVER_NS)
+    assert not calls[0].wait(10**6)
     queue.native.close("the group is destroyed")
     queue.native.close("this does nothing")
     waiting.join()
@@ -498,38 +497,72 @@ def test_a_forked_child_leaves_the_queue_alone() -> None:
     assert ranks.run(fork_while_running, 2) == [0, 0]
 
 
-def interrupted(at_once: bool) -> str:
+def interrupted(how: str, path: str) -> str:
     ronde.init()
     world = ronde.world()
     queue = Queue(world)
-    x = np.ones(1)
+    x, done = np.ones(1), Path(path)
     queue.finish(Kind.barrier)
     if world.rank == 1:
-        time.sleep(0.5)
-        if not at_once:
+        if how == "queued":
+            wait_until(done.exists)
             queue.finish(Kind.allreduce, x, x)
-        try:
+            return ""
+        wait_until(world._native.has_failed)
+        with pytest.raises(ronde.AbortedError) as aborted:
             queue.finish(Kind.barrier)
-        except ronde.AbortedError as error:
-            return str(error)
-        return ""
+        return str(aborted.value)
+    call = queue.post(Kind.allreduce, x, x) if how != "at once" else None
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    if at_once:
-        with pytest.raises(KeyboardInterrupt):
-            queue.post(Kind.allreduce, x, x, at_once=True)
-        return ""
-    call = queue.post(Kind.allreduce, x, x)
     with pytest.raises(KeyboardInterrupt):
-        call.wait(0)
-    queue.finish(Kind.barrier)
-    assert call.wait(NEVER_NS)
+        wait_for(call if how == "queued" else None, queue)
+    done.touch()
+    if call is not None and how == "queued":
+        assert call.wait(NEVER_NS)
     return ""
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_ctrl_c_ends_a_wait(at_once: bool) -> None:
-    error = ranks.run(interrupted, 2, at_once)[1]
-    assert error.endswith("aborted: interrupted by a signal") if at_once else error == ""
+def wait_for(call: _native.QueuedCall | None, queue: Queue) -> None:
+    if call is not None:
+        call.wait(0)
+    x = np.ones(1)
+    queue.post(Kind.allreduce, x, x, at_once=True)
+
+
+@pytest.mark.parametrize("how", ["queued", "at once", "at once behind others"])
+def test_ctrl_c_ends_a_wait(how: str, tmp_path: Path) -> None:
+    error = ranks.run(interrupted, 2, how, str(tmp_path / "done"))[1]
+    assert error == "" if how == "queued" else error.endswith("aborted: interrupted by a signal")
+
+
+def post_in_a_signal_handler(path: str) -> list[str]:
+    ronde.init()
+    world = ronde.world()
+    queue = Queue(world)
+    x, done, seen = np.ones(1), Path(path), []
+
+    def post(*_: object) -> None:
+        with pytest.raises(ronde.UsageError) as refused:
+            queue.post(Kind.barrier, at_once=True)
+        seen.append(str(refused.value))
+        done.touch()
+
+    if world.rank == 1:
+        wait_until(done.exists)
+    else:
+        signal.signal(signal.SIGUSR1, post)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    queue.post(Kind.allreduce, x, x, at_once=True)
+    assert x[0] == 2
+    return seen
+
+
+def test_a_signal_handler_that_posts_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    texts = ranks.run(post_in_a_signal_handler, 2, str(tmp_path / "done"))
+    assert texts == [
+        ["this communicator is in the middle of a call, which a signal handler has interrupted"],
+        [],
+    ]
 
 
 def wait_for_a_rank_that_does_not_come(path: str) -> list[str]:
@@ -565,18 +598,20 @@ def end_in_the_middle(how: str) -> None:
     queue = Queue(world)
     x = np.ones(1)
     if world.rank == 1:
-        world.barrier()
-        wait_until_failed(world)
+        wait_until(world._native.has_failed)
         return
-    queue.finish(Kind.barrier)
     call = queue.post(Kind.allreduce, x, x)
-    if how == "in a cycle":
-        cycle: list[Any] = [queue.native, call]
+    if how == "alive":
+        KEPT.extend((queue.native, call, x))
+    elif how == "in a cycle":
+        cycle: list[Any] = [queue.native, call, x]
         cycle.append(cycle)
-    elif how == "dropped":
-        del queue, call
 
 
+KEPT: list[object] = []
+
+
+@pytest.mark.fresh_ranks
 @pytest.mark.parametrize("how", ["alive", "in a cycle", "dropped"])
 def test_the_end_of_the_interpreter(how: str) -> None:
     ranks.run(end_in_the_middle, 2, how)
