@@ -489,7 +489,7 @@ bool Mailbox::step_peer(int rank) {
       moved = peer.link->progress();
     } catch (const Failure& failure) {
       if (failure.kind != FailureKind::kPeerLost || !leaves(rank)) throw;
-      take_finished(rank);
+      take_rest(rank);
       drop_peer(rank);
       return true;
     }
@@ -499,6 +499,17 @@ bool Mailbox::step_peer(int rank) {
   } catch (...) {
     fail_all(communicator_.fail_links(std::current_exception()));
     return false;
+  }
+}
+
+// After the end of a link: takes the messages that had arrived before.
+void Mailbox::take_rest(int rank) {
+  while (take_finished(rank)) {
+    try {
+      peers_[rank].link->progress();
+    } catch (const Failure&) {
+      // the same again, after it has moved what it has read
+    }
   }
 }
 

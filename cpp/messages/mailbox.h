@@ -226,6 +226,7 @@ class Mailbox : private Communicator::LinkUser {
   bool step(bool looks_at_sockets);
   bool step_peer(int rank);
   bool take_finished(int rank);
+  void take_rest(int rank);
   void take_sent(Peer& peer, Outgoing& sent);
   void take_received(int rank, Incoming& received);
   void take_header(int rank, const Header& header);
