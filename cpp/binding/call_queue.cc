@@ -11,6 +11,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,50 @@ auto with_errors_of(const Collective& collective, const Communicator& communicat
     throw nb::python_error();
   }
 }
+
+// The innermost place of the program itself in this thread's stack, "train.py:12". Empty if there is none, as in a
+// thread of a framework.
+class ProgramPlace {
+ public:
+  static std::string find() {
+    nb::object frame = nb::borrow(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+    for (int depth = 0; depth < kMostFrames && frame.is_valid() && !frame.is_none(); ++depth) {
+      if (is_of_program(frame)) return describe(reinterpret_cast<PyFrameObject*>(frame.ptr()));
+      frame = frame.attr("f_back");
+    }
+    return "";
+  }
+
+ private:
+  static constexpr int kMostFrames = 16;
+  static constexpr size_t kMostBytes = 80;  // of a path; reports have more to say
+
+  // Whether its module is neither one of Ronde nor one of the framework that makes the calls.
+  static bool is_of_program(nb::handle frame) {
+    const nb::object name = nb::borrow<nb::dict>(frame.attr("f_globals")).get("__name__", nb::none());
+    const std::string_view module = text_of(name);
+    return !module.starts_with("ronde.") && !module.starts_with("torch.");
+  }
+
+  // Empty if it is not text, or not valid Unicode.
+  static std::string_view text_of(nb::handle object) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_Check(object.ptr()) ? PyUnicode_AsUTF8AndSize(object.ptr(), &size) : nullptr;
+    if (text == nullptr) PyErr_Clear();
+    return {text, static_cast<size_t>(size)};
+  }
+
+  static std::string describe(PyFrameObject* frame) {
+    const nb::object code = nb::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    const nb::object file = code.attr("co_filename");
+    std::string_view path = text_of(file);
+    std::string place = path.size() > kMostBytes ? "..." : "";
+    while (path.size() > kMostBytes || (!place.empty() && is_inside_character(path.front()))) path.remove_prefix(1);
+    return place.append(path) + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+  }
+
+  static bool is_inside_character(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }  // UTF-8
+};
 
 class PyQueuedCall {
  public:
@@ -131,6 +176,7 @@ class PyCallQueue {
         pieces_at(outputs),      std::move(in_sizes),       std::move(out_sizes),      factor, timeout_ns};
     return with_errors_of(collective, queue_->communicator(), [&] {
       if (at_once && run_at_once(collective)) return over_;
+      collective.posted_at = ProgramPlace::find();
       auto call = std::make_unique<PyQueuedCall>(communicator_, queue_->post(collective));
       if (at_once) call->wait_or_abort();
       return nb::cast(call.release(), nb::rv_policy::take_ownership);

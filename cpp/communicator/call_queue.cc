@@ -45,14 +45,16 @@ std::shared_ptr<QueuedCall> CallQueue::post(Collective collective) {
   collective.check(communicator_.rank(), communicator_.size());
   if (origin_.is_inherited()) check_usable();
   auto call = std::make_shared<QueuedCall>(std::move(collective), !communicator_.is_crowded());
-  std::lock_guard lock(mutex_);
-  check_usable();
-  if (!thread_.joinable()) {
-    const BlockSignals blocked;
-    thread_ = std::thread([this] { work(); });
+  {
+    std::lock_guard lock(mutex_);
+    check_usable();
+    if (!thread_.joinable()) {
+      const BlockSignals blocked;
+      thread_ = std::thread([this] { work(); });
+    }
+    queued_.push_back(call);
   }
-  queued_.push_back(call);
-  has_work_.notify_one();
+  has_work_.notify_one();  // without the lock, for which the thread would wait again
   return call;
 }
 

@@ -9,7 +9,7 @@
 
 #include "kernels/reduce.h"
 #include "kernels/scale.h"
-#include "waiting/call_limit.h"
+#include "waiting/call_terms.h"
 
 namespace ronde {
 namespace {
@@ -193,7 +193,7 @@ void Collective::check(int rank, int size) const {
 // --- Calls ----------------------------------------------------------------------------------------------------------
 
 void CollectiveRunner::run(const Collective& collective) {
-  const CallLimit limit(collective.timeout_ns);
+  const WithCallTerms terms(collective.timeout_ns, &collective.posted_at);
   Pieces inputs = collective.inputs, outputs = collective.outputs;
   const bool is_root = communicator_.rank() == collective.root;
   switch (collective.kind) {

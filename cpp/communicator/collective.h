@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/scratch.h"
@@ -39,8 +40,9 @@ struct Collective {
   // Bytes by rank: of the input of a reduce-scatter, an all-to-all and a scatter; of the output of an all-gather, an
   // all-to-all and a gather. All ranks pass them, also where only the root has the memory.
   std::vector<size_t> in_sizes{}, out_sizes{};
-  double factor = 1;       // of the input of a reduction of floating or complex values
-  int64_t timeout_ns = 0;  // from the beginning of the first call; 0: the communicator's limit
+  double factor = 1;        // of the input of a reduction of floating or complex values
+  int64_t timeout_ns = 0;   // from the beginning of the first call; 0: the communicator's limit
+  std::string posted_at{};  // "train.py:12", for stall reports; may be empty
 
   // Throws UsageError if a rank cannot make this collective as it is.
   void check(int rank, int size) const;

@@ -109,11 +109,12 @@ void Communicator::on_long_wait(int64_t since_ns) {
   if (call.kind == Kind::kSendRecv) call.sequence = calls_made_;
   if (!is_long_) is_long_since_ns_ = since_ns;
   is_long_ = true;
-  watch_->announce_long_call(call, current_direction_, is_long_since_ns_);
+  const std::string* posted_at = waiter_->terms().posted_at;
+  watch_->announce_long_call(call, current_direction_, is_long_since_ns_, posted_at != nullptr ? *posted_at : "");
 }
 
 void Communicator::on_timeout() {
-  std::string text = "waited " + std::to_string(waiter_->timeout_ns() / 1'000'000) + " ms in " + current_.describe();
+  std::string text = "timed out: waited " + std::to_string(waiter_->timeout_ns() / 1'000'000) + " ms in " + current_.describe();
   std::vector<int> missing = waiting_for();
   const char* separator = " for ";
   for (int rank : missing) text += std::exchange(separator, ", ") + name_of_rank(rank);

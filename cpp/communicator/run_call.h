@@ -49,7 +49,7 @@ class Communicator::Turn {
       throw UsageError("this communicator carries the messages of a mailbox and takes no calls: use a duplicate");
     }
     communicator_.owner_.store(std::this_thread::get_id());
-    communicator_.waiter_->set_limit(CallLimit::current());
+    communicator_.waiter_->set_terms(WithCallTerms::current());
   }
   ~Turn() {
     communicator_.owner_.store({});

@@ -134,8 +134,8 @@ std::optional<Failure> Watch::departed(uint64_t number) const {
   return std::nullopt;
 }
 
-void Watch::announce_long_call(const Call& call, Direction direction, int64_t since_ns) {
-  const LongCall ours{call, direction, messages(direction), since_ns};
+void Watch::announce_long_call(const Call& call, Direction direction, int64_t since_ns, std::string posted_at) {
+  const LongCall ours{call, direction, messages(direction), since_ns, std::move(posted_at)};
   std::map<int, LongCall> theirs;
   {
     std::lock_guard lock(calls_);

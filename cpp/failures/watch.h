@@ -59,19 +59,21 @@ class Watch : private SharedConnections::Member {
 
   // This rank begins call number `number` (from 0). Throws Failure if a rank has left before that call.
   void begin_call(uint64_t number);
-  // Announces that the current call takes long (rule 4). `direction`: if it is a send or receive.
+  // Announces that the current call takes long (rule 4). `direction`: if it is a send or receive. `posted_at`: see
+  // CallTerms.
   struct Direction {
     int peer = -1;
     bool sends = false;
   };
-  void announce_long_call(const Call& call, Direction direction, int64_t since_ns);
+  void announce_long_call(const Call& call, Direction direction, int64_t since_ns, std::string posted_at = {});
   // The announced call has ended.
   void end_long_call();
   struct LongCall {
     Call call;
     Direction direction;
-    uint64_t number;       // of a send or receive: the number of earlier messages in that direction
-    int64_t since_ns = 0;  // of this rank's call: when the wait began
+    uint64_t number;          // of a send or receive: the number of earlier messages in that direction
+    int64_t since_ns = 0;     // of this rank's call: when the wait began
+    std::string posted_at{};  // of this rank's call: see CallTerms
   };
   // This rank's current call, if it takes long.
   std::optional<LongCall> long_call();

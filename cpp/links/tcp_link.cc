@@ -75,13 +75,19 @@ Ticket TcpLink::push(MessageQueue& queue, const Call& call, void* data, size_t b
 }
 
 bool TcpLink::progress() {
+  struct PopFinished {  // also what has moved before the connection ended
+    TcpLink& link;
+    ~PopFinished() {
+      link.outgoing_.pop_finished();
+      link.incoming_.pop_finished();
+    }
+  };
+  const PopFinished pop_finished{*this};
   bool moved = false;
   for (size_t stream = 0; stream < streams_.size(); ++stream) {
     moved |= send_some(stream);
     moved |= receive_some(stream);
   }
-  outgoing_.pop_finished();
-  incoming_.pop_finished();
   return moved;
 }
 

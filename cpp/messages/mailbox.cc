@@ -20,11 +20,13 @@
 namespace ronde {
 namespace {
 
-// A waiting thread drives the links for at most this long before it checks for signals.
-constexpr int64_t kDriveNs = 50'000'000;
-// For how long the mailbox's thread leaves the links alone after a waiting thread has ceased to drive, if no message is
-// pending here: a program that waits often would otherwise wake it every time.
-constexpr auto kParkTime = std::chrono::milliseconds(1);
+// A waiting thread checks for signals this often: while it moves bytes, and while it sleeps.
+constexpr int64_t kLookNs = 50'000'000;
+constexpr int64_t kCheckNs = 1'000'000'000;
+// For how long the mailbox's thread stays parked before it looks whether waiting threads still drive.
+constexpr auto kShortestPark = std::chrono::milliseconds(1);
+constexpr auto kLongestPark = std::chrono::milliseconds(64);
+constexpr int64_t kLongSleepNs = 1'000'000;
 // How long the goodbye of a rank may take to arrive after the end of its link.
 constexpr int kGoodbyePatienceMs = 300;
 
@@ -45,23 +47,31 @@ void Mailbox::Message::finish(uint32_t state) {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(state_);
 }
 
-void Mailbox::Message::sleep(int64_t most_ns) {
+bool Mailbox::Message::sleep(int64_t most_ns) {
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  futex_sleep(state_, kPending, most_ns);
+  const bool woken = futex_sleep(state_, kPending, most_ns);
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  return woken;
 }
 
 void Mailbox::end(const Handle& message, int source) {
   if (message->doom_) return fail(message, *message->doom_);
   message->source_ = source;
   --pending_;
-  message->finish(Message::kDone);
+  finish(*message, Message::kDone);
 }
 
 void Mailbox::fail(const Handle& message, const Failure& failure) {
   message->failure_ = failure;
   --pending_;
-  message->finish(Message::kFailed);
+  finish(*message, Message::kFailed);
+}
+
+void Mailbox::finish(Message& message, uint32_t state) {
+  message.finish(state);
+  if (awaited_ != &message) return;
+  awaited_ = nullptr;
+  wake_sleeper();
 }
 
 // --- Life ------------------------------------------------------------------------------------------------------------
@@ -69,7 +79,8 @@ void Mailbox::fail(const Handle& message, const Failure& failure) {
 Mailbox::Mailbox(Communicator& communicator)
     : communicator_(communicator),
       links_(communicator.take_links(*this)),
-      doorbell_(links_.bell.eventfd()),
+      thread_doorbell_(links_.bell.eventfd()),
+      waiting_doorbell_(links_.bell.eventfd()),
       peers_(static_cast<size_t>(communicator.size())) {
   for (int peer = 0; peer < communicator_.size(); ++peer) {
     if (peer == rank()) continue;
@@ -92,8 +103,9 @@ void Mailbox::close(const std::string& reason) {
   {
     std::lock_guard lock(mutex_);
     fail_all(aborted(reason));
+    if (!is_closed_ && sleeper_ != Sleeper::kNobody) wake_sleeper();
     is_closed_ = true;
-    wake_thread();
+    unparked_.notify_all();
   }
   std::lock_guard lock(joining_);
   if (thread_.joinable()) thread_.join();
@@ -469,7 +481,7 @@ bool Mailbox::step(bool looks_at_sockets) {
   if (failure_) return false;
   try {
     communicator_.check_failure();
-    if (looks_at_sockets && links_.has_sockets) look_at_sockets(0);
+    if (looks_at_sockets && links_.has_sockets) look_at_sockets(waiting_doorbell_, 0);
   } catch (...) {
     fail_all(communicator_.fail_links(std::current_exception()));
     return false;
@@ -489,7 +501,7 @@ bool Mailbox::step_peer(int rank) {
       moved = peer.link->progress();
     } catch (const Failure& failure) {
       if (failure.kind != FailureKind::kPeerLost || !leaves(rank)) throw;
-      take_finished(rank);
+      take_rest(rank);
       drop_peer(rank);
       return true;
     }
@@ -499,6 +511,17 @@ bool Mailbox::step_peer(int rank) {
   } catch (...) {
     fail_all(communicator_.fail_links(std::current_exception()));
     return false;
+  }
+}
+
+// After the end of a link: takes the messages that had arrived before.
+void Mailbox::take_rest(int rank) {
+  while (take_finished(rank)) {
+    try {
+      peers_[rank].link->progress();
+    } catch (const Failure&) {
+      // the same again, after it has moved what it has read
+    }
   }
 }
 
@@ -684,10 +707,16 @@ bool Mailbox::is_busy() const {
   });
 }
 
-// With `lock`, releases it while it waits.
-void Mailbox::look_at_sockets(int timeout_ms, std::unique_lock<std::mutex>* lock) {
+// How often a thread looks in vain before it sleeps. Looking at sockets takes a system call.
+int Mailbox::most_looks() const {
+  const WaitPolicy& policy = links_.policy;
+  return links_.has_sockets ? std::max(policy.spins / 64, 1) : policy.spins + policy.yields;
+}
+
+// With `lock`, releases it while it waits. Returns true if a signal has interrupted it.
+bool Mailbox::look_at_sockets(const Doorbell& doorbell, int timeout_ms, std::unique_lock<std::mutex>* lock) {
   std::vector<pollfd> fds;
-  fds.push_back({doorbell_.descriptor(), POLLIN, 0});
+  fds.push_back({doorbell.descriptor(), POLLIN, 0});
   for (const Peer& peer : peers_) {
     if (peer.link != nullptr && !peer.has_left) peer.link->add_poll(fds);
   }
@@ -695,117 +724,177 @@ void Mailbox::look_at_sockets(int timeout_ms, std::unique_lock<std::mutex>* lock
   const int ready = poll(fds.data(), fds.size(), timeout_ms);
   const int error = errno;
   if (lock != nullptr) lock->lock();
-  if (failure_) return;  // the links may be gone
+  if (failure_) return false;  // the links may be gone
   if (ready < 0) {
-    if (error == EINTR) return;
+    if (error == EINTR) return true;
     throw std::system_error(error, std::generic_category(), "poll");
   }
-  if (fds[0].revents & POLLIN) doorbell_.clear();
+  if (fds[0].revents & POLLIN) doorbell.clear();
   std::span<const pollfd> found = std::span(fds).subspan(1);
   for (const Peer& peer : peers_) {
     if (peer.link != nullptr) found = found.subspan(peer.link->take_poll(found));
   }
+  return false;
 }
 
+// The mailbox's thread.
 void Mailbox::run() {
   std::unique_lock lock(mutex_);
   int looks = 0;
   while (!is_closed_) {
-    if (drivers_ == 0) {
-      const bool moved = step(links_.has_sockets && looks > 0);
-      if (moved) looks = 1;
-      if (moved || (looks > 0 && ++looks < links_.policy.spins + links_.policy.yields && is_busy())) {
-        lock.unlock();
-        looks < links_.policy.spins ? Waiter::pause() : static_cast<void>(sched_yield());
-        lock.lock();
-        continue;
-      }
+    if (driving_ > 0) {
+      looks = 0;
+      park(lock);
+      continue;
+    }
+    const bool moved = step(links_.has_sockets && looks > 0);
+    if (moved) looks = 1;
+    if (moved || (looks > 0 && ++looks < most_looks() && is_busy())) {
+      lock.unlock();
+      looks < links_.policy.spins ? Waiter::pause() : static_cast<void>(sched_yield());
+      lock.lock();
+      continue;
     }
     looks = 0;
-    sleep(lock);
+    sleep_on_bell(lock, Sleeper::kThread, INT64_MAX);
   }
 }
 
-// The mailbox's thread sleeps until there may be something to do.
-void Mailbox::sleep(std::unique_lock<std::mutex>& lock) {
-  if (links_.has_sockets && drivers_ > 0) {
-    is_parked_ = true;
-    unparked_.wait_for(lock, kParkTime, [&] { return drivers_ == 0 || is_closed_; });
-    is_parked_ = false;
-    return;
-  }
+// Leaves the links to the waiting threads. It looks now and then whether they still drive them, because a waiting
+// thread that ends soon wakes it only if messages are pending: a program that waits often would otherwise wake it every
+// time.
+void Mailbox::park(std::unique_lock<std::mutex>& lock) {
+  is_parked_ = true;
+  auto patience = kShortestPark;
+  do {
+    unparked_.wait_for(lock, patience);
+    patience = sleeper_ == Sleeper::kWaiting ? std::min(2 * patience, kLongestPark) : kShortestPark;
+  } while (driving_ > 0 && !is_closed_);
+  is_parked_ = false;
+}
+
+// Sleeps until there may be something to do, or until the time. Returns true if a signal has interrupted it.
+bool Mailbox::sleep_on_bell(std::unique_lock<std::mutex>& lock, Sleeper sleeper, int64_t until_ns) {
   const uint32_t token = links_.bell.prepare(links_.has_sockets ? Sleep::kPoll : Sleep::kFutex);
-  if (drivers_ > 0) {
-    links_.bell.cancel();  // hand_over() announces the sleep
-  } else if (step(false) || is_closed_) {
-    return links_.bell.cancel();
+  const bool moved = step(false);
+  if (moved || failure_) {
+    links_.bell.cancel();
+    // Of a failed mailbox the thread sleeps until it is closed.
+    if (sleeper == Sleeper::kThread && failure_ && !is_closed_) unparked_.wait(lock);
+    return false;
   }
-  is_asleep_ = true;
+  sleeper_ = sleeper;
+  if (looking_ > 0) links_.bell.cancel();  // stop_driving() announces the sleep
+  const int64_t left_ns = until_ns == INT64_MAX ? -1 : std::max<int64_t>(until_ns - steady_now_ns(), 0);
+  bool interrupted = false;
   if (links_.has_sockets) {
+    const Doorbell& doorbell = sleeper == Sleeper::kThread ? thread_doorbell_ : waiting_doorbell_;
     try {
-      look_at_sockets(-1, &lock);
+      const int timeout_ms = left_ns < 0 ? -1 : static_cast<int>((left_ns + 999'999) / 1'000'000);
+      interrupted = look_at_sockets(doorbell, timeout_ms, &lock);
     } catch (...) {
       fail_all(communicator_.fail_links(std::current_exception()));
     }
   } else {
     lock.unlock();
-    links_.bell.sleep_on_futex(token, -1);
+    interrupted = links_.bell.await_ring(token, left_ns);
     lock.lock();
   }
-  is_asleep_ = false;
-  links_.bell.cancel();
+  if (sleeper_ == sleeper) {  // a waiting thread takes the place of the mailbox's
+    sleeper_ = Sleeper::kNobody;
+    if (!is_closed_) links_.bell.cancel();
+  }
+  return interrupted;
 }
 
 void Mailbox::wait(Message& message, int64_t until_ns) {
-  if (!message.is_pending() || is_abandoned()) return;
-  if (drive(message, until_ns)) return;
-  const int64_t left_ns = until_ns - steady_now_ns();
-  if (left_ns > 0) message.sleep(std::min<int64_t>(left_ns, 1'000'000'000));
-}
-
-// Drives the links while something moves, and a little longer. Returns whether the message has ended.
-bool Mailbox::drive(Message& message, int64_t until_ns) {
-  std::unique_lock lock(mutex_);
-  if (failure_) return !message.is_pending();
-  if (drivers_++ == 0) links_.bell.cancel();
-  const int64_t end_ns = std::min(until_ns, steady_now_ns() + kDriveNs);
-  const int spins = links_.policy.spins;
-  for (int look = 0; !failure_ && look < spins + links_.policy.yields; ++look) {
-    const bool moved = step(true);
-    if (!message.is_pending()) break;
-    lock.unlock();
-    look < spins ? Waiter::pause() : static_cast<void>(sched_yield());
-    if (moved) look = 0;
-    if ((moved || look % 64 == 63) && steady_now_ns() >= end_ns) look = spins + links_.policy.yields;
-    lock.lock();
+  const int64_t soon_ns = std::min(until_ns, steady_now_ns() + kCheckNs);
+  for (bool may_drive = !is_abandoned(); may_drive && message.is_pending();) {
+    switch (drive(message, soon_ns)) {
+      case Drive::kInterrupted:
+        return;
+      case Drive::kAnotherDrives: {
+        const int64_t left_ns = soon_ns - steady_now_ns();
+        if (left_ns > 0 && message.sleep(left_ns)) break;
+        return;
+      }
+      case Drive::kSlept:
+        may_drive = steady_now_ns() < soon_ns;
+    }
   }
-  if (--drivers_ == 0 && !failure_) hand_over();
-  return !message.is_pending();
 }
 
-// The last waiting thread ceases to drive the links, so that the mailbox's thread has to.
-void Mailbox::hand_over() {
-  if (is_parked_) {
-    if (pending_ > 0) unparked_.notify_one();
-  } else if (is_asleep_) {
+// Drives the links for a message: looks, then sleeps once.
+Mailbox::Drive Mailbox::drive(Message& message, int64_t until_ns) {
+  std::unique_lock lock(mutex_);
+  if (failure_) return Drive::kSlept;
+  ++driving_;
+  if (looking_++ == 0 && sleeper_ != Sleeper::kNobody) links_.bell.cancel();
+  const bool is_over = look(lock, message, until_ns);
+  --looking_;
+  Drive result = is_over ? Drive::kInterrupted : Drive::kSlept;
+  bool has_slept_long = false;
+  if (!is_over && !failure_ && message.is_pending()) {
+    if (sleeper_ == Sleeper::kWaiting) {
+      result = Drive::kAnotherDrives;
+    } else {
+      if (sleeper_ == Sleeper::kThread) wake_sleeper();  // it parks
+      awaited_ = &message;
+      const int64_t since_ns = steady_now_ns();
+      if (sleep_on_bell(lock, Sleeper::kWaiting, until_ns)) result = Drive::kInterrupted;
+      has_slept_long = steady_now_ns() - since_ns > kLongSleepNs;
+      if (awaited_ == &message) awaited_ = nullptr;
+      step(false);
+    }
+  }
+  --driving_;
+  if (!failure_) stop_driving(has_slept_long);
+  return result;
+}
+
+// Looks until the message has ended, or in vain for a while. Returns true at `end_ns`.
+bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns) {
+  end_ns = std::min(end_ns, steady_now_ns() + kLookNs);
+  const int most = most_looks();
+  for (int looks = 0; !failure_ && looks < most; ++looks) {
+    const bool moved = step(looks > 0);
+    if (!message.is_pending()) return false;
+    lock.unlock();
+    looks < links_.policy.spins ? Waiter::pause() : static_cast<void>(sched_yield());
+    if (moved) looks = 0;
+    const bool is_over = (moved || looks % 64 == 63) && steady_now_ns() >= end_ns;
+    lock.lock();
+    if (is_over) return true;
+  }
+  return false;
+}
+
+// Another thread may have to drive from here on.
+void Mailbox::stop_driving(bool has_slept_long) {
+  if (looking_ > 0) return;
+  if (sleeper_ != Sleeper::kNobody) {
     links_.bell.prepare(links_.has_sockets ? Sleep::kPoll : Sleep::kFutex);
     while (step(false)) {  // what peers published before they could see the announcement
     }
     wake_for_sockets();
+  } else if (is_parked_ && driving_ == 0 && (pending_ > 0 || has_slept_long)) {
+    unparked_.notify_one();
   }
 }
 
-// The descriptors that it has to poll may have changed.
+// The descriptors for which the sleeper waits may have changed.
 void Mailbox::wake_for_sockets() {
-  if (links_.has_sockets && drivers_ == 0 && is_busy()) wake_thread();
+  if (failure_ || !links_.has_sockets || looking_ > 0 || !is_busy()) return;
+  if (sleeper_ != Sleeper::kNobody) {
+    wake_sleeper();
+  } else if (is_parked_) {
+    unparked_.notify_one();
+  }
 }
 
-void Mailbox::wake_thread() {
-  if (is_asleep_) {
-    links_.bell.prepare(links_.has_sockets ? Sleep::kPoll : Sleep::kFutex);
-    links_.bell.ring();
-  }
-  unparked_.notify_one();
+void Mailbox::wake_sleeper() {
+  links_.bell.prepare(links_.has_sockets ? Sleep::kPoll : Sleep::kFutex);
+  links_.bell.ring();
 }
 
 }  // namespace ronde

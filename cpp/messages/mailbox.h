@@ -23,10 +23,11 @@
 //   - cancel() fails the messages of a context on this rank only. close() fails all; then shut the communicator down,
 //     which tells the other ranks.
 //
-// Threads: a mutex guards everything. A post moves what it can. Then the links are driven by the threads in wait(), for
-// a while, or else by the mailbox's own thread, which sleeps while nothing arrives. While a waiting thread drives, the
-// bell counts as awake, so that peers do not wake the mailbox's thread: when the last waiting thread ceases to drive,
-// it announces that thread's sleep again.
+// Threads: a mutex guards everything, and whoever holds it may drive the links. A post moves what it can. A thread in
+// wait() drives: first it looks again and again, then it sleeps on the bell (bell.h). So at most one thread sleeps
+// there; other waiting threads sleep until their messages have ended. The mailbox's own thread sleeps on the bell
+// whenever no waiting thread drives. Otherwise it is parked. While a thread looks, the bell counts as awake, so that
+// peers need not wake the sleeper; the last such thread announces the sleep again.
 #pragma once
 
 #include <atomic>
@@ -73,7 +74,7 @@ class Mailbox : private Communicator::LinkUser {
 
     bool accepts(int source) const;
     void finish(uint32_t state);
-    void sleep(int64_t most_ns);
+    bool sleep(int64_t most_ns);  // false: at a signal, or at the time
 
     std::atomic<uint32_t> state_{kPending};
     std::atomic<uint32_t> sleepers_{0};
@@ -96,8 +97,8 @@ class Mailbox : private Communicator::LinkUser {
   Handle send(int peer, uint64_t context, uint32_t tag, const void* data, size_t bytes);
   Handle receive(int peer, uint64_t context, uint32_t tag, void* data, size_t bytes, std::vector<int> peers = {});
 
-  // Waits until the message has ended, or the time is over (steady clock), or a signal or nothing at all ends a sleep:
-  // the caller checks which.
+  // Waits until the message has ended, or the time is over (steady clock), or a signal comes, or for a second: the
+  // caller checks which.
   void wait(Message& message, int64_t until_ns);
 
   // Fails all pending and later messages of this context on this rank, with kAborted.
@@ -226,6 +227,7 @@ class Mailbox : private Communicator::LinkUser {
   bool step(bool looks_at_sockets);
   bool step_peer(int rank);
   bool take_finished(int rank);
+  void take_rest(int rank);
   void take_sent(Peer& peer, Outgoing& sent);
   void take_received(int rank, Incoming& received);
   void take_header(int rank, const Header& header);
@@ -239,25 +241,31 @@ class Mailbox : private Communicator::LinkUser {
 
   void end(const Handle& message, int source = kAnyPeer);
   void fail(const Handle& message, const Failure& failure);
+  void finish(Message& message, uint32_t state);
   template <class Visit>
   void visit_messages(Visit&& visit);
   void fail_all(const Failure& failure);
   void fail_if_unreachable(Boxes::iterator box);
 
   void run();
-  void sleep(std::unique_lock<std::mutex>& lock);
-  void look_at_sockets(int timeout_ms, std::unique_lock<std::mutex>* lock = nullptr);
+  void park(std::unique_lock<std::mutex>& lock);
+  enum class Sleeper { kNobody, kThread, kWaiting };
+  bool sleep_on_bell(std::unique_lock<std::mutex>& lock, Sleeper sleeper, int64_t until_ns);
+  bool look_at_sockets(const Doorbell& doorbell, int timeout_ms, std::unique_lock<std::mutex>* lock = nullptr);
   bool is_busy() const;
-  bool drive(Message& message, int64_t until_ns);
-  void hand_over();
+  int most_looks() const;
+  enum class Drive { kSlept, kAnotherDrives, kInterrupted };
+  Drive drive(Message& message, int64_t until_ns);
+  bool look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns);
+  void stop_driving(bool has_slept_long);
   void wake_for_sockets();
-  void wake_thread();
+  void wake_sleeper();
 
   Communicator& communicator_;
   const ForkOrigin origin_;
   std::atomic<bool> is_abandoned_{false};
   Communicator::TakenLinks links_;
-  Doorbell doorbell_;
+  Doorbell thread_doorbell_, waiting_doorbell_;
 
   std::mutex mutex_;  // guards all below
   std::vector<Peer> peers_;
@@ -267,9 +275,11 @@ class Mailbox : private Communicator::LinkUser {
   int departures_ = 0;                         // ranks that have left
   std::optional<Failure> failure_;             // of all messages; from then on nothing touches the links
   bool is_closed_ = false;
-  int drivers_ = 0;         // threads that drive the links within wait()
-  bool is_asleep_ = false;  // the mailbox's thread, on the bell
-  bool is_parked_ = false;  // the mailbox's thread, until waiting threads cease to drive
+  int looking_ = 0;                     // threads in wait() that look
+  int driving_ = 0;                     // those, and the one that sleeps on the bell
+  Sleeper sleeper_ = Sleeper::kNobody;  // on the bell
+  Message* awaited_ = nullptr;          // for which that waiting thread sleeps
+  bool is_parked_ = false;
   std::condition_variable unparked_;
   std::mutex joining_;
   std::thread thread_;

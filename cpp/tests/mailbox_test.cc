@@ -49,6 +49,7 @@ using Program = std::function<void(Communicator&, Mailbox&)>;
 void run_boxes(const Hosts& host_of, const Program& program) {
   std::atomic<int> ended{0};
   run(host_of, {}, [&](Communicator& communicator) {
+    communicator.barrier();
     Mailbox box(communicator);
     program(communicator, box);
     ended.fetch_add(1);

@@ -34,13 +34,17 @@ uint32_t BellHandle::prepare(Sleep kind) const {
 void BellHandle::cancel() const { bell_->sleeper.store(Sleep::kAwake, std::memory_order_relaxed); }
 
 bool BellHandle::sleep_on_futex(uint32_t token, int64_t timeout_ns) const {
+  const bool interrupted = await_ring(token, timeout_ns);
+  cancel();
+  return interrupted;
+}
+
+bool BellHandle::await_ring(uint32_t token, int64_t timeout_ns) const {
   timespec timeout{timeout_ns / 1'000'000'000, timeout_ns % 1'000'000'000};
   // Returns at once if the word has changed since prepare(). Any reason to return is fine: the caller checks again.
   const long result =
       syscall(SYS_futex, &bell_->rings, FUTEX_WAIT, token, timeout_ns < 0 ? nullptr : &timeout, nullptr, 0);
-  const bool interrupted = result < 0 && errno == EINTR;
-  cancel();
-  return interrupted;
+  return result < 0 && errno == EINTR;
 }
 
 Doorbell::Doorbell(int eventfd) {

@@ -47,10 +47,11 @@ class BellHandle {
 
   // For the bell's owner. prepare() announces the sleep and returns a token. Afterwards check the condition again, then
   // either cancel() or sleep. sleep_on_futex() returns at a ring, after timeout_ns (no limit if < 0), or at a signal;
-  // it returns true only at a signal.
+  // it returns true only at a signal. await_ring() is the same without the cancel() at its end.
   uint32_t prepare(Sleep kind) const;
   void cancel() const;
   bool sleep_on_futex(uint32_t token, int64_t timeout_ns) const;
+  bool await_ring(uint32_t token, int64_t timeout_ns) const;
   int eventfd() const { return eventfd_ == nullptr ? -1 : eventfd_->get(); }
 
  private:

@@ -42,6 +42,7 @@ void CallWaits::visit(const std::function<void(const Item&)>& visit) {
     item.kind = (call->direction.sends ? "send to rank " : "recv from rank ") + std::to_string(call->direction.peer);
     item.name = std::string(name_of(call->call.dtype)) + " with tag " + std::to_string(call->call.root);
   }
+  if (!call->posted_at.empty()) item.name += ", posted at " + call->posted_at;
   visit(item);
 }
 

@@ -18,7 +18,7 @@ constexpr int64_t kLongWaitNs = 1'000'000'000;
 
 // When the time limit is over; INT64_MAX: never.
 int64_t Waiter::end_ns(const Patience& patience) const {
-  if (limit_.timeout_ns > 0) return limit_.ends_ns;
+  if (terms_.timeout_ns > 0) return terms_.ends_ns;
   return policy_.timeout_ns > 0 ? patience.started_ns + policy_.timeout_ns : INT64_MAX;
 }
 

@@ -14,7 +14,7 @@
 #include "base/function_ref.h"
 #include "failures/failure_state.h"
 #include "waiting/bell.h"
-#include "waiting/call_limit.h"
+#include "waiting/call_terms.h"
 
 namespace ronde {
 
@@ -76,10 +76,11 @@ class Waiter {
 #endif
   }
 
-  // The time limit of the call that begins now. Without one, each of its waits has the policy's.
-  void set_limit(const CallLimit::Limit& limit) { limit_ = limit; }
+  // Of the call that begins now.
+  void set_terms(const CallTerms& terms) { terms_ = terms; }
+  const CallTerms& terms() const { return terms_; }
   // The limit that holds now; 0: none.
-  int64_t timeout_ns() const { return limit_.timeout_ns > 0 ? limit_.timeout_ns : policy_.timeout_ns; }
+  int64_t timeout_ns() const { return terms_.timeout_ns > 0 ? terms_.timeout_ns : policy_.timeout_ns; }
 
   // Notifies a communicator of its waits. The waiting thread calls it.
   class Listener {
@@ -116,7 +117,7 @@ class Waiter {
   Doorbell doorbell_;
   FailureState& failure_;
   WaitPolicy policy_;
-  CallLimit::Limit limit_{};
+  CallTerms terms_;
   Listener* listener_ = nullptr;
   std::vector<pollfd> fds_;
 

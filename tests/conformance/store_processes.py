@@ -58,7 +58,7 @@ class Where:
             from ronde.stores.torch import TorchStore
 
             host, _, port = self.address.rpartition(":")
-            return TorchStore(host, int(port), "ronde", LONG)
+            return TorchStore.connect(host, int(port), "ronde", LONG)
         from ronde.stores.tcp import StoreClient
 
         return StoreClient(self.address, JobKey(bytes.fromhex(self.key)), LONG)

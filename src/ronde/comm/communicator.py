@@ -582,21 +582,6 @@ class Communicator:
         self._splits_made += 1
         return self._child(list(range(self.size)), is_twin=True)
 
-    def group_by(self, exchange: Exchange, ranks: Sequence[int], name: str, deadline_ns: int) -> Communicator:
-        """Return a communicator of these ranks, which are its only callers; no order with other calls is needed.
-
-        For other parts of Ronde, which have another way to meet. A group of all ranks, in this order, shares the
-        symmetric memory of this communicator.
-
-        Args:
-            exchange: gives each member the bytes of all, in the order of `ranks`.
-            ranks: different ranks of this communicator, the same list on all of them.
-            name: the same on all members, used once for these ranks.
-            deadline_ns: of the monotonic clock.
-        """
-        is_twin = list(ranks) == list(range(self.size))
-        return self._child(list(ranks), is_twin, name, exchange, deadline_ns)
-
     @contextmanager
     def connecting_by(self, deadline_ns: int) -> Iterator[None]:
         """Connect the communicators that the block makes of this one by this time of the monotonic clock."""
@@ -605,6 +590,16 @@ class Communicator:
             yield
         finally:
             self._deadline_ns = None
+
+    def group_by(self, exchange: Exchange, ranks: Sequence[int], name: str, deadline_ns: int) -> Communicator:
+        """Return a communicator of these ranks, which they alone make; it has no order with other calls.
+
+        `exchange`: among them, in this order. `name`: the same on all of them, used once for these ranks. A group of
+        all ranks, in this order, shares the symmetric memory of this communicator. `deadline_ns`: of the
+        monotonic clock.
+        """
+        is_twin = list(ranks) == list(range(self.size))
+        return self._child(list(ranks), is_twin, name, exchange, deadline_ns)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> np.ndarray[Any, Any]:
         """Return a NumPy array of zeros in symmetric memory, which all ranks of the host share.

@@ -84,7 +84,7 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     if point.is_torch:
         from ronde.stores.torch import TorchStore  # here, because it imports torch
 
-        store: Store = TorchStore(target.host, target.port, f"ronde/{point.job}", timeout_ns)
+        store: Store = TorchStore.connect(target.host, target.port, f"ronde/{point.job}", timeout_ns)
         return Meeting(store, key, target)
     is_secret = settings.protection == SECRET
     is_server = point.served_by == rank

@@ -80,7 +80,7 @@ class WorldAttempt:
 
     `began_ns`, `deadline_ns`: of the monotonic clock; since when the rank waits, and how long it may. `last`: the last
     epoch to which this process has come. `has_formed`: whether that has become a world. `last_refusal` returns a phrase
-    for errors about the last connection that the store refused, or "".
+    for errors about the last connection that the store refused, or "". `call`: the function that joins, for messages.
     """
 
     def __init__(
@@ -93,7 +93,9 @@ class WorldAttempt:
         last: Epoch | None = None,
         last_refusal: Callable[[], str] = str,
         has_formed: bool = False,
+        call: str = "ronde.init()",
     ) -> None:
+        self._call = call
         self._store = store
         self._rank = rank
         self._keys = WorldKeys(size)
@@ -230,7 +232,7 @@ class WorldAttempt:
             gave_up = f"rank {ending.rank} gave up: " if self._left_ns() > 10**9 else ""
             waited_ns = time.monotonic_ns() - self._began_ns
             return TimeoutError(f"{gave_up}{ending.reason}", "init", waited_ns, ending.missing)
-        message = f"rank {ending.rank} on {ending.host} failed in ronde.init(): {ending.reason}"
+        message = f"rank {ending.rank} on {ending.host} failed in {self._call}: {ending.reason}"
         return PeerLostError(message, ending.rank, ending.host)
 
     def _contest(self, ending: Ending) -> Ending:
@@ -310,7 +312,7 @@ class WorldAttempt:
                 )
         if refusal := self._last_refusal():
             return f"{notice}; the store {refusal}"
-        return f"{notice}; each of {self._keys.size} processes (WORLD_SIZE) must call ronde.init()"
+        return f"{notice}; each of {self._keys.size} processes (WORLD_SIZE) must call {self._call}"
 
     def _waiting_elsewhere(self, size: int) -> list[int]:
         """Return the ranks that wait for a world of another size."""
@@ -331,7 +333,8 @@ class WorldAttempt:
         if refusal := self._last_refusal():
             message += f"; the store {refusal}"
         else:
-            message += "; every rank must call ronde.init() within that time (RONDE_START_TIMEOUT)"
+            limit = " (RONDE_START_TIMEOUT)" if self._call == "ronde.init()" else ""
+            message += f"; every rank must call {self._call} within that time{limit}"
         return TimeoutError(message, "init", waited_ns, tuple(missing))
 
 

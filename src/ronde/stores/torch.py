@@ -1,15 +1,17 @@
-"""The TCPStore of torch.distributed as a `Store`: torchrun's agent serves one where the ranks meet.
+"""A store of torch.distributed as a `Store`: torchrun's agent serves one, and process groups are made with one.
 
-Every process that reaches its port can read and write there, because a TCPStore has no authentication.
+Every process that reaches its port or its file can read and write there, because it has no authentication.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
+from torch.distributed import Store as TorchsOwnStore
 
 from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.net.addresses import Address
@@ -21,30 +23,39 @@ Answer = TypeVar("Answer")
 
 
 class TorchStore:
-    """The `Store` that torch serves at `host:port`, with all keys under `prefix`.
+    """A store of torch.distributed, made by the program or served at an address (`connect`).
 
-    Unlike in other stores, adding to a value that is not a number raises PeerLostError, because torch closes the
-    connection; appended values may exceed the limit; a key that is read while it is deleted may have any value; and
-    `delete_prefix`, `watch`, `hold` and queues raise UsageError, because torch has no equivalent. Raises TimeoutError
-    if the store does not answer before `timeout_ns`.
+    `address`: for messages. Unlike in other stores, adding to a value that is not a number raises PeerLostError,
+    because torch closes the connection; appended values may exceed the limit; a key that is read while it is deleted
+    may have any value; and `delete_prefix`, `watch`, `hold` and queues raise UsageError, because torch has no
+    equivalent.
     """
 
-    def __init__(self, host: str, port: int, prefix: str, timeout_ns: int) -> None:
-        self._target = Address(host=host, port=port)
-        self._prefix = prefix
-        self._patience_ns = timeout_ns
+    def __init__(
+        self, store: TorchsOwnStore, address: str, reconnect: Callable[[], TorchStore] | None = None
+    ) -> None:
+        self._address = address
+        self._open: TorchsOwnStore | None = store
+        self._reconnect = reconnect
+
+    @classmethod
+    def connect(cls, host: str, port: int, prefix: str, timeout_ns: int) -> TorchStore:
+        """Return the store that torch serves at `host:port`, with all keys under `prefix`.
+
+        Raises TimeoutError if it does not answer before `timeout_ns`.
+        """
+        address = str(Address(host=host, port=port))
         try:
             store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_delta(timeout_ns))
         except (DistNetworkError, DistStoreError) as error:
-            message = (
-                f"waited {timeout_ns / 1e9:g} s for torch's store at {self.address}: {_first_line(error)}"
-            )
+            message = f"waited {timeout_ns / 1e9:g} s for torch's store at {address}: {_first_line(error)}"
             raise TimeoutError(message, operation="store", waited_ns=timeout_ns) from None
-        self._open: PrefixStore | None = PrefixStore(prefix, store)
+        reconnect = partial(cls.connect, host, port, prefix, timeout_ns)
+        return cls(PrefixStore(prefix, store), address, reconnect)
 
     @property
     def address(self) -> str:
-        return str(self._target)
+        return self._address
 
     def set(self, key: str, value: bytes) -> None:
         check_key(key)
@@ -129,12 +140,14 @@ class TorchStore:
         self._refuse("cannot hold keys")
 
     def fork(self) -> TorchStore:
-        return TorchStore(self._target.host, self._target.port, self._prefix, self._patience_ns)
+        if self._reconnect is None:
+            self._refuse("was made by the program, so that there is one connection to it")
+        return self._reconnect()
 
     def close(self) -> None:
         self._open = None  # torch closes the connection with the last reference
 
-    def _query(self, query: Callable[[PrefixStore], Answer]) -> Answer:
+    def _query(self, query: Callable[[TorchsOwnStore], Answer]) -> Answer:
         """Return torch's answer. Raises torch's DistStoreError for a timeout."""
         if not self._open:
             raise UsageError(f"the connection to the store at {self.address} has been closed")
@@ -143,7 +156,7 @@ class TorchStore:
         except DistNetworkError as error:
             raise PeerLostError(f"lost torch's store at {self.address}: {_first_line(error)}") from None
 
-    def _change(self, key: str, change: Callable[[PrefixStore], object]) -> None:
+    def _change(self, key: str, change: Callable[[TorchsOwnStore], object]) -> None:
         """Make a change, and wait until it is visible to others; torch only sends it."""
         self._query(change)
         self.check([key])

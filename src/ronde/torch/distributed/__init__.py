@@ -10,8 +10,14 @@ The import registers the backend. docs/torch-distributed.md has what it can do.
 
 from __future__ import annotations
 
-from ronde.torch.distributed.backend import NAME, register
+from ronde.torch.distributed.backend import register
+from ronde.torch.distributed.reconfiguration import (
+    Options,
+    ReconfigureError,
+    get_reconfigure_handle,
+    reconfigure,
+)
 
-__all__ = ["NAME", "register"]
+__all__ = ["Options", "ReconfigureError", "get_reconfigure_handle", "reconfigure", "register"]
 
 register()

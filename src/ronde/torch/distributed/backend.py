@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -19,18 +19,22 @@ from torch._C import _distributed_c10d as c10d
 
 from ronde.errors import NotInitializedError, UsageError
 from ronde.torch.distributed.connection import (
-    Connection,
-    connect_by_store,
+    GroupConnection,
     connect_group,
+    connect_world,
     world_of_default_group,
 )
+from ronde.torch.distributed.meeting import store_of
 from ronde.torch.distributed.operations import Operations
-from ronde.torch.distributed.work import Completer, nanoseconds
+from ronde.torch.distributed.reconfiguration import Generations
+from ronde.torch.distributed.work import DONE, Completer, nanoseconds
 
 __all__ = ["NAME", "make_backend", "register"]
 
 NAME = "ronde"
 DEVICES = ["cpu", "cuda"]
+
+NOT_CONFIGURED = "it has no members yet: call reconfigure() first"
 
 HAS_PYTHON_BACKENDS = hasattr(c10d.Backend, "supports_reconfigure")  # PyTorch 2.14 and later
 
@@ -39,7 +43,7 @@ class _Members(Operations):
     """The operations of one group, connected or not."""
 
     def __init__(
-        self, rank: int, size: int, timeout: timedelta, name: str, connection: Connection | None
+        self, rank: int, size: int, timeout: timedelta, name: str, connection: GroupConnection | None
     ) -> None:
         self._rank, self._size = rank, size
         self._name, self._description = name, "undefined"
@@ -49,7 +53,7 @@ class _Members(Operations):
         self._ended = "the process group was destroyed"
         self._set_timeout(timeout)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> GroupConnection:
         connection = self._connection
         if connection is None:
             raise NotInitializedError(f"process group {self._name}: {self._ended}")
@@ -96,10 +100,52 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
     """A process group all of whose devices have the backend "ronde"."""
 
     def __init__(
-        self, rank: int, size: int, timeout: timedelta, name: str, connection: Connection | None
+        self,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        connection: GroupConnection | None,
+        is_default: bool,
     ) -> None:
         torch.distributed.ProcessGroup.__init__(self, rank, size)
         _Members.__init__(self, rank, size, timeout, name, connection)
+        self._is_default = is_default
+        self._generations = Generations()
+        if connection is None:
+            self._ended = NOT_CONFIGURED
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._generations.close()
+
+    # Generations of members (ronde/torch/distributed/reconfiguration.py)
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        return self._generations.handle()
+
+    def reconfigure(self, opts: Any) -> Any:
+        self.reconfigure_with(opts.uuid, opts.handles, opts.timeout)
+        return DONE
+
+    def reconfigure_with(self, uuid: int, handles: Collection[str], timeout: timedelta | None) -> None:
+        """See `ronde.torch.distributed.reconfigure`."""
+        planned = self._generations.plan(uuid, handles)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort("the process group was reconfigured")
+        self._ended = "its last reconfigure() failed; call it again"
+        limit_ns = self._timeout_ns if timeout is None else nanoseconds(timeout)
+        self._connection = self._generations.connect(planned, limit_ns)
+        self._connection.is_default = self._is_default
+        self._rank, self._size = planned.rank, planned.size
+
+    def _get_backend(self, device: Any) -> Any:
+        return self  # of all devices
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
@@ -143,7 +189,7 @@ if HAS_PYTHON_BACKENDS:
             size: int,
             timeout: timedelta,
             name: str,
-            connection: Connection | None,
+            connection: GroupConnection | None,
             ranks: Sequence[int],
         ) -> None:
             c10d.Backend.__init__(self, rank, size)
@@ -206,21 +252,27 @@ def make_backend(given: Any, options: Any = None) -> Any:
     rank, size, timeout, name = given.group_rank, given.group_size, given.timeout, given.group_id
     ranks = list(given.global_ranks_in_group)  # none for the default group
     others = _other_backends(sys._getframe(1))
-    connection = _connect(given, ranks, nanoseconds(timeout))
+    waits = getattr(given, "enable_reconfigure", False) or getattr(options, "enable_reconfigure", False)
+    connection = None if waits and not others else _connect(given, ranks, nanoseconds(timeout))
     if not others:
-        return RondeGroup(rank, size, timeout, name, connection)
+        return RondeGroup(rank, size, timeout, name, connection, not ranks)
     if HAS_PYTHON_BACKENDS:
         return RondeBackend(rank, size, timeout, name, connection, ranks or range(size))
-    mixed = MixedGroup(rank, size, timeout, name, connection)
+    mixed = MixedGroup(rank, size, timeout, name, connection, not ranks)
     mixed.others = {device: _make_other(backend, device, given) for device, backend in others.items()}
     return mixed
 
 
-def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> Connection:
+def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> GroupConnection:
+    store, host = store_of(given.store)
     world = world_of_default_group()
     if ranks and world is not None:
-        return connect_group(world, given.store, ranks, given.group_id, timeout_ns)
-    return connect_by_store(given.store, given.group_rank, given.group_size, timeout_ns, is_default=not ranks)
+        return connect_group(world, store, ranks, given.group_id, timeout_ns)
+    made = connect_world(
+        store, host, given.group_rank, given.group_size, given.group_id, timeout_ns, "init_process_group()"
+    )
+    made.is_default = not ranks
+    return made
 
 
 def _other_backends(caller: FrameType) -> dict[str, str]:

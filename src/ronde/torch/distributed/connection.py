@@ -16,98 +16,137 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from torch.distributed import Store
-
 from ronde import _native, settings
 from ronde.comm.byte_exchange import Exchange
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
+from ronde.comm.world_attempt import WorldAttempt
 from ronde.errors import RondeError
 from ronde.job_key import JobKey
-from ronde.torch.distributed.meeting import Meeting
+from ronde.stores.store import Store
+from ronde.torch.distributed.meeting import factory_of, meet
 
-__all__ = ["Connection", "connect_by_store", "connect_group", "make_world", "world_of_default_group"]
+__all__ = ["GroupConnection", "connect_alone", "connect_group", "connect_world", "world_of_default_group"]
 
 
-class Connection:
-    """The members of one group, connected. `ranks`: by rank of the group, the rank in the world of the mailbox."""
+class GroupConnection:
+    """The members of one group, connected.
+
+    `ranks`: by rank of the group, the rank in the world. `world`: of which the group is made; None: it is one.
+    """
 
     def __init__(
-        self, communicator: Communicator, mailbox: _native.Mailbox, ranks: Sequence[int], is_world: bool
+        self,
+        communicator: Communicator,
+        mailbox: _native.Mailbox,
+        ranks: Sequence[int],
+        world: GroupConnection | None = None,
     ) -> None:
         self.communicator, self.mailbox, self.ranks = communicator, mailbox, ranks
         self.queue = _native.CallQueue(communicator.native)
         self.context = int.from_bytes(hashlib.blake2b(communicator.label.encode(), digest_size=8).digest())
         self.is_default = False  # whether new groups are made of it
-        self._is_world = is_world
+        self.groups: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
+        self._world = world  # keeps its connections open
         self._pid = os.getpid()
         self._is_open = True
         _open.add(self)
 
     @property
     def is_open(self) -> bool:
-        """Whether the group has been neither closed nor aborted."""
-        return self._is_open
+        """Whether this process can use the group: it has neither left nor aborted it, and is not a forked child."""
+        return self._is_open and self._pid == os.getpid()
 
     def abort(self, reason: str) -> None:
-        """Fail pending and later operations of the group, here and on the other members. Any thread may call it."""
-        self._end(reason)
-        if self._pid == os.getpid():
+        """Fail pending and later operations of the group, here and on the other members. Any thread may call it.
+
+        The connections stay open as long as there are groups of this world.
+        """
+        if self.is_open:
+            self._end(reason)
             self.communicator.abort(reason)
+            self._leave()
 
     def close(self, reason: str) -> None:
-        """Leave the group: members finish operations that do not need this rank. Pending operations here fail."""
-        self._end(reason)
-        if self._pid != os.getpid():
-            return
-        if self._is_world:
-            self.mailbox.close(reason)
-        self.communicator.shutdown()
+        """Leave the group: members finish operations that do not need this rank. InFlight operations here fail."""
+        if self.is_open:
+            self._end(reason)
+            self._leave()
 
     def _end(self, reason: str) -> None:
-        if not self._is_open or self._pid != os.getpid():
-            return
         self._is_open = False
         _open.discard(self)
         self.queue.close(reason)
         self.mailbox.cancel(self.context, reason)
 
+    def _leave(self) -> None:
+        if any(group.is_open for group in self.groups):
+            return
+        if self._world is None:
+            self.mailbox.close("the process group has ended")
+        self.communicator.shutdown()
+        if self._world is not None and not self._world.is_open:
+            self._world._leave()  # this was its last group
 
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+_open: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
 
 
-def world_of_default_group() -> Connection | None:
+def world_of_default_group() -> GroupConnection | None:
     """Return the world of the default group, if this backend serves that and it is open."""
     return next((each for each in list(_open) if each.is_default), None)
 
 
-def connect_by_store(
-    store: Store, rank: int, size: int, timeout_ns: int, *, is_default: bool = False
-) -> Connection:
+def connect_alone() -> GroupConnection:
+    """Return a world of this process alone."""
+    wanted = settings.resolve(settings.environment())
+    factory = CommunicatorFactory(wanted, JobKey.generate())
+    return _make_world(factory, 0, 1, lambda mine: [mine], "torch.distributed", time.monotonic_ns() + 10**10)
+
+
+def connect_world(
+    store: Store, store_host: str, rank: int, size: int, name: str | None, timeout_ns: int, call: str
+) -> GroupConnection:
     """Return a world of `size` ranks, which all call it and meet at the store.
 
-    `is_default`: groups are made of it from now on. Raises TimeoutError that names the missing ranks, UsageError if
-    there is no job key, MismatchError if settings differ that must be equal.
+    `store_host`: serves the store, "" if that is not known. `name`: of the group, if groups of that name may be made
+    again at this store. `call`: the user's, for messages. Raises TimeoutError that names the missing ranks, UsageError
+    if there is no job key, MismatchError if settings differ that must be equal.
     """
+    if size == 1:
+        return connect_alone()
     wanted = settings.resolve(settings.environment())
     deadline_ns = time.monotonic_ns() + timeout_ns
-    if size == 1:
-        factory = CommunicatorFactory(wanted, JobKey.generate())
-        made = make_world(factory, 0, 1, lambda mine: [mine], "torch.distributed", deadline_ns)
-    else:
-        meeting = Meeting(store, rank, size, deadline_ns)
-        try:
-            place = meeting.agree_on_place(wanted)
-            factory = CommunicatorFactory(wanted, place.key, place.address)
-            made = make_world(factory, rank, size, meeting.exchange, place.name, deadline_ns, meeting.check)
-        except BaseException as error:
-            meeting.tell_failure(error)
-            raise
-    made.is_default = is_default
-    return made
+
+    def make(attempt: WorldAttempt) -> GroupConnection:
+        factory = factory_of(attempt.exchange, wanted, store_host)
+        return _make_world(factory, rank, size, attempt.exchange, attempt.name, deadline_ns, attempt.check)
+
+    return meet(store, rank, size, name, deadline_ns, make, call)
 
 
-def make_world(
+def connect_group(
+    world: GroupConnection, store: Store, ranks: Sequence[int], name: str, timeout_ns: int
+) -> GroupConnection:
+    """Return a group of these ranks of the world, which its members make alone.
+
+    `name`: the same on all of them, used once for these ranks. Raises as `connect_world`.
+    """
+    deadline_ns = time.monotonic_ns() + timeout_ns
+    rank = list(ranks).index(world.communicator.rank)
+
+    def make(attempt: WorldAttempt) -> Communicator:
+        return world.communicator.group_by(
+            attempt.exchange, ranks, f"{name} {attempt.epoch.number}", deadline_ns
+        )
+
+    communicator = meet(store, rank, len(ranks), name, deadline_ns, make, "new_group()")
+    group = GroupConnection(communicator, world.mailbox, [world.ranks[each] for each in ranks], world)
+    world.groups.add(group)
+    return group
+
+
+def _make_world(
     factory: CommunicatorFactory,
     rank: int,
     size: int,
@@ -115,8 +154,7 @@ def make_world(
     name: str,
     deadline_ns: int,
     check: Callable[[], None] | None = None,
-) -> Connection:
-    """Return a world, which all of its ranks make at once. `name`: the same on all of them, used once."""
+) -> GroupConnection:
     communicator = factory.make_world(rank, size, exchange, name, deadline_ns, check)
     try:
         with communicator.connecting_by(deadline_ns):
@@ -124,30 +162,7 @@ def make_world(
     except BaseException:
         communicator.shutdown()
         raise
-    return Connection(communicator, _native.Mailbox(messages.native), range(size), is_world=True)
-
-
-def connect_group(
-    world: Connection, store: Store, ranks: Sequence[int], name: str, timeout_ns: int
-) -> Connection:
-    """Return a group of these ranks of the world, which its members make alone.
-
-    `name`: the same on all of them, used once for these ranks. Raises as `connect_by_store`.
-    """
-    deadline_ns = time.monotonic_ns() + timeout_ns
-    rank = list(ranks).index(world.communicator.rank)
-
-    def check() -> None:
-        if world.communicator.has_failed():
-            world.communicator.barrier()  # raises the failure
-
-    meeting = Meeting(store, rank, len(ranks), deadline_ns, check)
-    try:
-        communicator = world.communicator.group_by(meeting.exchange, ranks, repr(name), deadline_ns)
-    except BaseException as error:
-        meeting.tell_failure(error)
-        raise
-    return Connection(communicator, world.mailbox, [world.ranks[each] for each in ranks], is_world=False)
+    return GroupConnection(communicator, _native.Mailbox(messages.native), range(size))
 
 
 @atexit.register

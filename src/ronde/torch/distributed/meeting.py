@@ -1,12 +1,8 @@
-"""How the members of a process group find each other: through the store of torch.distributed.
+"""How the members of a process group find each other.
 
-Every process that reaches that store can read and write there, so it only carries what strangers may know: where a rank
-listens, and a name of the job. The job key, by which the members recognise each other, comes from the same places as
-for `ronde.init` (`net/job_keys`).
-
-A store can outlive a group: after `destroy_process_group` the next group may find the keys of the last one. So each
-rank counts, in the store, how often it has come, and all keys contain that number. Ranks that destroy and make a group
-equally often have the same number, also if one of them is a new process.
+They meet in a store: that of torch.distributed, or one of Ronde's. Every process that reaches torch's can read and
+write there, so it only carries what strangers may know: where a rank listens, and the name of the job. The job key, by
+which members recognise each other, comes from the same places as for `ronde.init` (`net/job_keys`).
 """
 
 from __future__ import annotations
@@ -14,126 +10,111 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TypeVar
 
-from torch.distributed import Store
+from torch.distributed import Store as TorchsOwnStore
 
-from ronde.errors import PeerLostError, ProtocolError, RemoteError, RondeError, TimeoutError
-from ronde.job_key import JobKey
+from ronde.comm.byte_exchange import Exchange
+from ronde.comm.communicator_factory import CommunicatorFactory
+from ronde.comm.world_attempt import EpochOverError, WorldAttempt
+from ronde.comm.world_epochs import Epoch
+from ronde.errors import ProtocolError, RondeError
 from ronde.net import addresses
-from ronde.net.host import host_identity, host_name
+from ronde.net.host import host_identity
 from ronde.net.job_keys import find_job_key
 from ronde.settings import Settings, environment
+from ronde.stores.store import Store
+from ronde.stores.torch import TorchStore
 
-__all__ = ["Meeting", "Place"]
+__all__ = ["meet", "store_of", "factory_of"]
 
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.05  # between two looks for the others
-_SHOWN = 16  # missing ranks in an error
+Made = TypeVar("Made")
 
-
-class Place(NamedTuple):
-    """What the members agree on: the key of their job, a name for it, and this host's address for other hosts."""
-
-    key: JobKey
-    name: str
-    address: str
+# By the name of a group, the last epoch to which this process has come, and whether a group came of it: a group of the
+# same name may be made again at the same store.
+_last_epochs: dict[str, tuple[Epoch, bool]] = {}
 
 
-class Meeting:
-    """The members of one new group at the store.
+def meet(
+    store: Store,
+    rank: int,
+    size: int,
+    name: str | None,
+    deadline_ns: int,
+    make: Callable[[WorldAttempt], Made],
+    call: str = "init_process_group() or new_group()",
+) -> Made:
+    """Return what `make` makes together with the other members, which all call it.
 
-    Every member makes one, with the same `size`, and calls the same methods in the same order. `check` raises an error
-    if another member is known to be lost.
+    `name`: of the group; None: this process meets at this store once. `call`: the user's, for messages. Raises
+    TimeoutError that names the missing ranks, PeerLostError if another member has raised.
     """
-
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        size: int,
-        deadline_ns: int,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._store, self._rank, self._size = store, rank, size
-        self._began_ns, self._deadline_ns = time.monotonic_ns(), deadline_ns
-        self._check = check
-        self._times = self._ask(lambda: store.add(f"ronde/times/{rank}", 1))
-        self._exchanges = 0
-
-    def exchange(self, mine: bytes) -> list[bytes]:
-        """Return the bytes of all members, by rank. Raises TimeoutError that names the missing ranks, RemoteError."""
-        self._exchanges += 1
-        keys = [self._key(f"{self._exchanges}/{rank}") for rank in range(self._size)]
-        self._ask(lambda: self._store.set(keys[self._rank], mine))
-        pause_s = _SHORTEST_PAUSE_S
-        while not self._ask(lambda: self._store.check(keys)):
-            self.check()
-            if time.monotonic_ns() > self._deadline_ns:
-                raise self._timeout(keys)
-            time.sleep(pause_s)  # and not `Store.wait`, which warns of every limit that it exceeds
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return [bytes(self._ask(partial(self._store.get, key))) for key in keys]
-
-    def agree_on_place(self, wanted: Settings) -> Place:
-        """Return the place of the group's connections. Raises UsageError if this process has no job key."""
-        mine = {"host": host_identity(wanted.host_id), "name": secrets.token_hex(8)}
-        records = [_record(each, rank) for rank, each in enumerate(self.exchange(json.dumps(mine).encode()))]
-        is_one_machine = len({record["host"] for record in records}) == 1
-        name = f"torch.distributed {records[0]['name']}"
-        key = find_job_key(
-            name,
-            environment(),
-            key=wanted.job_key,
-            descriptor=wanted.job_key_fd,
-            file=wanted.job_key_file,
-            is_insecure=wanted.insecure_job_key,
-            is_one_machine=is_one_machine,
+    began_ns = time.monotonic_ns()
+    last: Epoch | None = None
+    has_formed = False
+    if name is not None:
+        last, has_formed = _last_epochs.get(name, (None, False))
+    while True:
+        attempt = WorldAttempt(
+            store, rank, size, began_ns, deadline_ns, last, has_formed=has_formed, call=call
         )
-        if wanted.interface:
-            return Place(key, name, addresses.address_of_interface(wanted.interface))
-        return Place(key, name, "127.0.0.1" if is_one_machine else _address_towards(self._store))
-
-    def check(self) -> None:
-        """Raise the failure of another member that has told it."""
-        self._check()
-        failed = self._key("failed")
-        if self._ask(lambda: self._store.check([failed])):
-            rank, _, text = bytes(self._store.get(failed)).decode(errors="replace").partition(" ")
-            raise RemoteError(f"rank {rank} failed while the group was made: {text}", int(rank))
-
-    def tell_failure(self, error: BaseException) -> None:
-        """Tell the other members that this one has failed, so that they need not wait for it."""
-        if not isinstance(error, (RemoteError, TimeoutError)):
-            text = f"{self._rank} on {host_name()}: {type(error).__name__}: {error}"
-            with suppress(Exception):
-                self._store.set(self._key("failed"), text)
-
-    def _key(self, name: str) -> str:
-        return f"ronde/{self._times}/{name}"
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
+        last, has_formed = attempt.epoch, False
         try:
-            return question()
-        except RuntimeError as error:
-            text = str(error).partition("\n")[0]
-            raise PeerLostError(f"the store of torch.distributed is lost: {text}") from None
+            made = make(attempt)
+        except BaseException as error:
+            if name is not None:
+                _last_epochs[name] = last, False
+            cause = attempt.end(error)
+            if isinstance(cause, EpochOverError):
+                continue
+            if cause is error:
+                raise
+            raise cause from None
+        if name is not None:
+            _last_epochs[name] = last, True
+        if rank == 0:
+            with suppress(RondeError):  # all members have what they need of the store
+                attempt.delete_earlier_epochs()
+        return made
 
-    def _timeout(self, keys: Sequence[str]) -> TimeoutError:
-        missing = tuple(
-            rank for rank, key in enumerate(keys) if not self._ask(partial(self._store.check, [key]))
-        )
-        waited_ns = time.monotonic_ns() - self._began_ns
-        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
-        return TimeoutError(
-            f"rank {self._rank} waited {waited_ns / 1e9:.1f} s for the other {self._size - 1} ranks of a process "
-            f"group; missing: {shown or 'none'}. Do all of them make the group?",
-            "init_process_group",
-            waited_ns,
-            missing,
-        )
+
+def store_of(store: TorchsOwnStore) -> tuple[Store, str]:
+    """Return the store of a process group, and the host that serves it, "" if none is known."""
+    below = store
+    while hasattr(below, "underlying_store"):
+        below = below.underlying_store
+    host = str(getattr(below, "host", ""))
+    where = f"{host}:{below.port}" if host else type(below).__name__
+    return TorchStore(store, f"torch's store ({where})"), host
+
+
+def factory_of(exchange: Exchange, wanted: Settings, store_host: str) -> CommunicatorFactory:
+    """Return what makes the connections, alike on all members. Raises UsageError if this process has no job key."""
+    mine = {"host": host_identity(wanted.host_id), "name": secrets.token_hex(8)}
+    records = [_record(each, rank) for rank, each in enumerate(exchange(json.dumps(mine).encode()))]
+    is_one_machine = len({record["host"] for record in records}) == 1
+    key = find_job_key(
+        f"torch.distributed {records[0]['name']}",
+        environment(),
+        key=wanted.job_key,
+        descriptor=wanted.job_key_fd,
+        file=wanted.job_key_file,
+        is_insecure=wanted.insecure_job_key,
+        is_one_machine=is_one_machine,
+    )
+    if wanted.interface:
+        return CommunicatorFactory(wanted, key, addresses.address_of_interface(wanted.interface))
+    return CommunicatorFactory(wanted, key, "127.0.0.1" if is_one_machine else address_towards(store_host))
+
+
+def address_towards(host: str) -> str:
+    """Return this host's address on the way to another host, or to any if that is not known."""
+    if host and not addresses.is_loopback(host):
+        with suppress(RondeError):
+            return addresses.address_towards(host)
+    return addresses.address_towards()
 
 
 def _record(received: bytes, rank: int) -> dict[str, str]:
@@ -144,15 +125,3 @@ def _record(received: bytes, rank: int) -> dict[str, str]:
     raise ProtocolError(
         f"rank {rank} of the process group sent a malformed record: is its backend 'ronde', too?"
     )
-
-
-def _address_towards(store: Store) -> str:
-    """Return this host's address on the way to the host of the store, or else to anywhere."""
-    below = store
-    while hasattr(below, "underlying_store"):
-        below = below.underlying_store
-    host = getattr(below, "host", "")
-    if host and not addresses.is_loopback(host):
-        with suppress(RondeError):
-            return addresses.address_towards(host)
-    return addresses.address_towards()

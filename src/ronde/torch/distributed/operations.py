@@ -18,11 +18,19 @@ import torch
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
-from ronde.torch.distributed.work import DONE, NO_LIMIT, Batch, Completer, Operation, Pending, nanoseconds
+from ronde.torch.distributed.work import (
+    DONE,
+    NO_LIMIT,
+    CombinedWork,
+    Completer,
+    InFlight,
+    Operation,
+    nanoseconds,
+)
 from ronde.types import Average, BitAnd, BitOr, BitXor, DType, Kind, Max, Min, Product, ReduceOp, Sum
 
 if TYPE_CHECKING:
-    from ronde.torch.distributed.connection import Connection
+    from ronde.torch.distributed.connection import GroupConnection
 
 __all__ = ["Operations"]
 
@@ -61,15 +69,15 @@ class _Host(NamedTuple):
 class Operations:
     """The operations of one group. A subclass says how the group is connected, and is what PyTorch calls."""
 
-    _connection: Connection | None
+    _connection: GroupConnection | None
     _completer: Completer
     _timeout_ns: int
     _batch: list[Any] | None = None  # the operations since start_coalescing
     _sequence = 0
-    _in_flight: list[tuple[Pending, list[Any]]]  # and some that are done
+    _in_flight: list[tuple[InFlight, list[Any]]]  # and some that are done
     _most_in_flight = 16
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> GroupConnection:
         """Return the connection of the group. Raises UsageError if it has none."""
         raise NotImplementedError
 
@@ -279,7 +287,7 @@ class Operations:
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self._receive(self._connected(), tensors, -1, tag)
 
-    def _receive(self, connection: Connection, tensors: Tensors, peer: int, tag: int) -> Any:
+    def _receive(self, connection: GroupConnection, tensors: Tensors, peer: int, tag: int) -> Any:
         (tensor,) = tensors
         (ready,), finish = _on_host([tensor], has_values=False)
         ranks = connection.ranks
@@ -307,7 +315,7 @@ class Operations:
 
     def end_coalescing(self) -> Any:
         works, self._batch = self._batch or [], None
-        return works[0] if len(works) == 1 else Batch(works, self._completer)
+        return works[0] if len(works) == 1 else CombinedWork(works, self._completer)
 
     def _begun(
         self,
@@ -331,7 +339,7 @@ class Operations:
     def _together(self, works: list[Any]) -> Any:
         if len(works) == 1:
             return works[0]
-        return Batch(works, self._completer) if works else DONE
+        return CombinedWork(works, self._completer) if works else DONE
 
     # About the group
 

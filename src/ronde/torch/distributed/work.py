@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from ronde.errors import TimeoutError, UsageError
 
-__all__ = ["DONE", "NO_LIMIT", "Batch", "Completer", "Done", "Operation", "Pending", "nanoseconds"]
+__all__ = ["DONE", "NO_LIMIT", "CombinedWork", "Completer", "Done", "Operation", "InFlight", "nanoseconds"]
 
 NO_LIMIT = timedelta(0)
 _MICROSECOND = timedelta(microseconds=1)
@@ -32,7 +32,7 @@ def nanoseconds(time: timedelta) -> int:
     return time // _MICROSECOND * 1000
 
 
-class Pending(Protocol):
+class InFlight(Protocol):
     """A call of a native queue or a message of a mailbox."""
 
     def is_done(self) -> bool: ...
@@ -51,7 +51,7 @@ class Operation(TorchWork):  # type: ignore[misc]
 
     def __init__(
         self,
-        pending: Pending,
+        pending: InFlight,
         completer: Completer,
         result: Sequence[torch.Tensor],
         memory: list[Any],
@@ -148,7 +148,7 @@ class Done(TorchWork):  # type: ignore[misc]
 DONE = Done()  # without a result, for all operations whose callers only wait
 
 
-class Batch(TorchWork):  # type: ignore[misc]
+class CombinedWork(TorchWork):  # type: ignore[misc]
     """Several operations as one."""
 
     def __init__(self, works: Sequence[Any], completer: Completer) -> None:
