@@ -345,8 +345,8 @@ class Stalls:
 
 def watch_calls(communicator: Communicator, hub: StallHub, label: str, /) -> Stalls: ...
 
-# Point-to-point messages with tags, between ranks that each have a mailbox (cpp/messages/mailbox.h). Memory is an address
-# and a number of bytes; it must live until the message has ended.
+# Point-to-point messages with tags, between ranks that each have a mailbox (cpp/messages/mailbox.h). Memory is an
+# address and a number of bytes; it must live until the message has ended.
 class Mailbox:
     # Takes the communicator over: it takes no calls any more.
     def __init__(self, communicator: Communicator) -> None: ...

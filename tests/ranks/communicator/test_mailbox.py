@@ -60,14 +60,16 @@ class Post:
 def done(*messages: _native.Message) -> None:
     for message in messages:
         assert message.wait(LONG_NS), "hangs"
-        assert message.is_done() and not message.has_failed()
+        assert message.is_done()
+        assert not message.has_failed()
 
 
 def error_of(message: _native.Message) -> ronde.RondeError:
     try:
         assert message.wait(LONG_NS), "hangs"
     except ronde.RondeError as error:
-        assert message.is_done() and message.has_failed()
+        assert message.is_done()
+        assert message.has_failed()
         return error
     raise AssertionError("the message has not failed")
 
@@ -110,7 +112,9 @@ def test_messages_of_all_sizes_arrive(transport: str) -> None:
 def _overtake() -> None:
     post = Post()
     if post.rank == 0:
-        messages = [post.send(1, tag, filled(nbytes, tag)) for tag in range(6) for nbytes in (10, EAGER + tag)]
+        messages = [
+            post.send(1, tag, filled(nbytes, tag)) for tag in range(6) for nbytes in (10, EAGER + tag)
+        ]
         done(*messages)
     else:
         for tag in reversed(range(6)):
@@ -174,7 +178,8 @@ def _send_to_oneself() -> None:
         assert sent.is_done() == (nbytes <= EAGER)
         received = post.receive(-1, 1, got, (0,))
         done(sent, received)
-        assert np.array_equal(got, filled(nbytes, 1)) and received.source() == 0
+        assert np.array_equal(got, filled(nbytes, 1))
+        assert received.source() == 0
     post.end()
 
 
@@ -215,7 +220,8 @@ def _misuse() -> None:
     pending = post.receive(1 - post.rank, 0, np.zeros(1, np.uint8))
     with pytest.raises(ronde.UsageError, match="has a source"):
         pending.source()
-    assert not pending.wait(0) and not pending.wait(1_000_000)
+    assert not pending.wait(0)
+    assert not pending.wait(1_000_000)
     with pytest.raises(ronde.UsageError, match="carries the messages of a mailbox"):
         post.communicator.barrier()
     with pytest.raises(ronde.UsageError, match="carries the messages of a mailbox"):
