@@ -142,7 +142,7 @@ def connect_group(
         # A member may have failed to make a group of this name before.
         times = max(int(each) for each in meeting.exchange(b"%d" % world.names_used.get(context, 0)))
         world.names_used[context] = times + 1
-        communicator = world.communicator.group_by(meeting.exchange, ranks, f"{name}.{times}", deadline_ns)
+        communicator = world.communicator._group_by(meeting.exchange, ranks, f"{name}.{times}", deadline_ns)
     except BaseException as error:
         meeting.tell_failure(error)
         raise
