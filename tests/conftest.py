@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import multiprocessing.resource_tracker
@@ -25,6 +26,9 @@ from tests.turns import Shared, Turns, Worker
 
 if TYPE_CHECKING:
     from ronde.launch.templates.template import Template
+
+# Also after pytest has ended and its own use of it: `.ci/run` aborts what does not end.
+faulthandler.enable(2)
 
 # Every process that a test starts inherits this, so that we find it also after its parent has died.
 MARK_NAME, MARK_VALUE = "TEST_RUN_OF_RONDE", f"{os.getpid()}.{time.monotonic_ns()}"

@@ -20,8 +20,9 @@
 //     messages fail with its failure. Messages that are done stay done.
 //   - A rank that shuts its communicator down leaves: pending messages to and from it fail with kPeerLost, as do
 //     receives from any rank once all their peers have left. Those that it had sent before still arrive.
-//   - cancel() fails the messages of a context on this rank only. close() fails all; then shut the communicator down,
-//     which tells the other ranks.
+//   - cancel() fails the messages of a context on this rank only. Those whose bytes a link is moving fail a moment
+//     later, when the link has released them, which takes a peer that is not stopped. close() fails all at once; then
+//     shut the communicator down, which tells the other ranks.
 //
 // Threads: a mutex guards everything, and whoever holds it may drive the links. A post moves what it can. A thread in
 // wait() drives: first it looks again and again, then it sleeps on the bell (bell.h). So at most one thread sleeps

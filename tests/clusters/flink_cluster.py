@@ -168,4 +168,7 @@ def _start_gateway() -> None:
     start = java_gateway.launch_gateway_server_process
     with pytest.MonkeyPatch.context() as patch, engine_environment():
         patch.setattr(java_gateway, "launch_gateway_server_process", launch)
-        java_gateway.get_gateway()
+        gateway = java_gateway.get_gateway()
+    atexit.register(
+        gateway.shutdown
+    )  # else Py4J would print an error for each Java object that Python still has

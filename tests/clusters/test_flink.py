@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.clusters.flink_cluster import ROOT, Flink, flink_cluster
-from tests.conformance.cluster_kinds import SLOTS, agents
+from tests.conformance.cluster_kinds import SLOTS, agents, silenced
 from tests.ranks.pages import programs, run_program
 
 import ronde
@@ -97,6 +98,22 @@ def test_a_cluster_that_does_not_answer_is_named(flink: Flink) -> None:
     settings = {**flink.settings, "rest.port": "1"}
     with pytest.raises(UsageError, match=r"no Flink cluster answers at http://127\.0\.0\.1:1: "):
         ronde.flink.run(sums, (1,), settings=settings)
+
+
+def test_a_cancellation_ends_a_question_that_has_no_answer(flink: Flink) -> None:
+    """Also the driver's own, so that no thread is in Py4J when the program ends."""
+    from ronde.flink import FlinkCluster
+
+    with silenced(f"127.0.0.1:{flink.settings['rest.port']}") as (there, silence):
+        cluster = FlinkCluster({**flink.settings, "rest.port": there.rpartition(":")[2]})
+        silence()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(cluster.capacity)
+            while not answer.done():
+                cluster.cancel("the test is over")
+                time.sleep(0.05)
+        with pytest.raises(UsageError, match="has not answered until the job was cancelled"):
+            answer.result()
 
 
 ITERATION = """

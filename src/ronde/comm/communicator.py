@@ -591,7 +591,9 @@ class Communicator:
         finally:
             self._deadline_ns = None
 
-    def group_by(self, exchange: Exchange, ranks: Sequence[int], name: str, deadline_ns: int) -> Communicator:
+    def _group_by(
+        self, exchange: Exchange, ranks: Sequence[int], name: str, deadline_ns: int
+    ) -> Communicator:
         """Return a communicator of these ranks, which they alone make; it has no order with other calls.
 
         `exchange`: among them, in this order. `name`: the same on all of them, used once for these ranks. A group of

@@ -22,6 +22,7 @@ from distributed import Client, Future
 
 from ronde.dask.frame_rows import compute_partitions, run_with_rows
 from ronde.errors import UsageError
+from ronde.launch.clusters.client_threads import start_client_thread
 from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.platforms import deal_partitions, report_unencrypted
 from ronde.launch.driver.task import run_task
@@ -114,7 +115,7 @@ class DaskCluster:
         starting = threading.Thread(
             target=self._start_with_rows, args=(client, tickets, events), name="ronde-dask", daemon=True
         )
-        starting.start()
+        start_client_thread(starting)  # it ends when the cluster is cancelled
 
     def _submit(
         self,

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pyflink
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyflink.common import Configuration, JobClient, Types
 from pyflink.datastream import ProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from pyflink.java_gateway import get_gateway
@@ -27,6 +27,7 @@ from pyflink.util.java_utils import get_field_value
 
 from ronde.errors import UsageError
 from ronde.flink.table_rows import add_slots, environment_of
+from ronde.launch.clusters.client_threads import start_client_thread
 from ronde.launch.clusters.cluster import Capabilities, Capacity, SlotEvents, Ticket
 from ronde.launch.clusters.platforms import report_unencrypted
 from ronde.launch.driver.task import run_task
@@ -38,7 +39,7 @@ LOCAL = "local"
 TLS, ENCRYPTED = "security.ssl.internal.enabled", "pekko.ssl.tcp"
 POLL_S = 0.2  # between questions whether the job has ended
 PAUSE_S = 1.0  # before a cancellation: a job whose tasks have ended is about to end, too
-ANSWER_S = 10  # for the JobManager to answer
+ANSWER_S, ANSWER_POLL_S = 10, 0.02  # for the JobManager to answer; between questions whether it has
 TRIES = 5  # to get slots that were free a moment before, if other jobs take them first
 
 _submitting = threading.Lock()  # Flink's environments and its planner are not made for several threads
@@ -82,9 +83,9 @@ class FlinkCluster:
     def __init__(self, settings: Mapping[str, str] | None = None, requires_encryption: bool = False) -> None:
         self._requires_encryption = requires_encryption
         self._table: tuple[Table, Sequence[str]] | None = None
+        self._is_cancelled = threading.Event()  # what was requested or asked since the last cancellation
         self._use(_new_environment(settings or {}))
         self._java.getCheckpointConfig().disableCheckpointing()  # a blocked task takes no part in checkpoints
-        self._is_cancelled = threading.Event()  # the present request
         self._following: threading.Thread | None = None
 
     def _use(self, environment: StreamExecutionEnvironment) -> None:
@@ -116,12 +117,15 @@ class FlinkCluster:
         """Return the number of slots of all TaskManagers, and of free ones; None for a cluster in this process.
 
         Raises:
-            UsageError: The cluster does not answer.
+            UsageError: The cluster does not answer, or another thread has cancelled the job.
         """
+        return self._ask_capacity(self._is_cancelled)
+
+    def _ask_capacity(self, is_cancelled: threading.Event) -> Capacity | None:
         if self._is_local:
             return None
         with self._rest_client() as client:
-            overview = _ask(client, "ClusterOverviewHeaders")
+            overview = _ask(client, "ClusterOverviewHeaders", is_cancelled)
             return Capacity(overview.getNumSlotsTotal(), overview.getNumSlotsAvailable())
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
@@ -134,17 +138,19 @@ class FlinkCluster:
         Raises:
             Nothing.
         """
-        self._is_cancelled = threading.Event()
+        is_cancelled = self._is_cancelled
         self._following = threading.Thread(
             target=self._run_job,
-            args=(tickets, events, self._is_cancelled),
+            args=(tickets, events, is_cancelled),
             name="ronde-flink",
             daemon=True,
         )
-        self._following.start()
+        start_client_thread(self._following, is_cancelled.set)
 
     def cancel(self, reason: str) -> None:
         """Have the job cancelled, unless it ends now, by the thread that follows it. Returns at once.
+
+        A `capacity` of another thread that waits for its answer ends with an error.
 
         Args:
             reason: Has no effect: Flink takes no reason.
@@ -152,7 +158,8 @@ class FlinkCluster:
         Raises:
             Nothing.
         """
-        self._is_cancelled.set()
+        is_cancelled, self._is_cancelled = self._is_cancelled, threading.Event()
+        is_cancelled.set()
 
     def wait(self, seconds: float) -> None:
         """Wait until the job has ended.
@@ -179,7 +186,8 @@ class FlinkCluster:
                 if not self._was_refused(job, last or capacity is None or capacity.total < len(tickets)):
                     break
         except UsageError as error:
-            events.all_ended(str(error))
+            if not is_cancelled.is_set():
+                events.all_ended(str(error))
         except Exception as error:
             if not is_cancelled.is_set():
                 reason = _describe_failure(error, len(tickets), capacity)
@@ -206,7 +214,7 @@ class FlinkCluster:
 
         If the slots are too few, the job is submitted at once, and Flink starts further TaskManagers or refuses it.
         """
-        while (capacity := self.capacity()) and capacity.free < count <= capacity.total:
+        while (capacity := self._ask_capacity(is_cancelled)) and capacity.free < count <= capacity.total:
             if is_cancelled.wait(POLL_S):
                 break
         return capacity
@@ -241,7 +249,8 @@ class FlinkCluster:
     def _addresses(self) -> list[str]:
         """Return the addresses of the JobManager and of all TaskManagers."""
         with self._rest_client() as client:
-            infos = _ask(client, "taskmanager.TaskManagersHeaders").getTaskManagerInfos()
+            headers = "taskmanager.TaskManagersHeaders"
+            infos = _ask(client, headers, self._is_cancelled).getTaskManagerInfos()
             running = [info.getAddress() for info in infos]
             if not running:  # Flink will start them elsewhere
                 will_encrypt = self._configuration.getString(TLS, "false") == "true"
@@ -252,9 +261,9 @@ class FlinkCluster:
     def _rest_client(self) -> Iterator[Any]:
         """Open a client of the JobManager's REST interface. Raises UsageError if it does not answer."""
         loader = get_gateway().jvm.org.apache.flink.client.deployment.DefaultClusterClientServiceLoader()
-        with ExitStack() as stack:
-            where = "the place that Flink's settings name"
-            try:
+        where = "the place that Flink's settings name"
+        try:
+            with ExitStack() as stack:
                 factory = loader.getClusterClientFactory(self._configuration)
                 descriptor = stack.enter_context(
                     closing(factory.createClusterDescriptor(self._configuration))
@@ -263,11 +272,11 @@ class FlinkCluster:
                 client = stack.enter_context(closing(cluster.getClusterClient()))
                 where = client.getWebInterfaceURL()
                 yield client
-            except Py4JJavaError as error:
-                raise UsageError(
-                    f"no Flink cluster answers at {where}: {_root_cause(error)}; check execution.target, rest.address "
-                    "and rest.port in Flink's settings"
-                ) from None
+        except Py4JError as error:
+            raise UsageError(
+                f"no Flink cluster answers at {where}: {_root_cause(error)}; check execution.target, rest.address "
+                "and rest.port in Flink's settings"
+            ) from None
 
 
 @contextmanager
@@ -326,11 +335,16 @@ def _python_jars() -> str:
     return ";".join(jar.as_uri() for jar in Path(pyflink.__path__[0]).glob("opt/flink-python*.jar"))
 
 
-def _ask(client: Any, headers: str) -> Any:
-    """Return the answer of the JobManager to a question without parameters."""
+def _ask(client: Any, headers: str, is_cancelled: threading.Event) -> Any:
+    """Return the answer of the JobManager to a question without parameters. Raises UsageError when cancelled."""
     java = get_gateway().jvm
     question = getattr(java.org.apache.flink.runtime.rest.messages, headers).getInstance()
-    return client.sendRequest(question).get(ANSWER_S, java.java.util.concurrent.TimeUnit.SECONDS)
+    answer = client.sendRequest(question)
+    ends_s = time.monotonic() + ANSWER_S
+    while not answer.isDone() and time.monotonic() < ends_s:
+        if is_cancelled.wait(ANSWER_POLL_S):
+            raise UsageError("the Flink cluster has not answered until the job was cancelled")
+    return answer.get(0, java.java.util.concurrent.TimeUnit.SECONDS)
 
 
 def check_encryption(urls: Sequence[str], is_required: bool) -> None:

@@ -157,6 +157,21 @@ def test_a_platform_that_does_not_answer_is_named_and_nothing_else() -> None:
     assert "Traceback" not in errors.getvalue()
 
 
+class EndedCluster(SilentCluster):
+    """A platform whose client in this process has ended."""
+
+    def capacity(self) -> Capacity:
+        raise ConnectionRefusedError
+
+
+@pytest.mark.slow
+def test_a_client_of_the_platform_that_has_ended_prints_no_traceback() -> None:
+    """Pytest would report an exception of the thread that asks."""
+    options = RunOptions(2, start_timeout=2)
+    with pytest.raises(TimeoutError, match=r"registered 0 of 2 within 2 s: ask for fewer workers"):
+        run_function(EndedCluster(1), sizes, (1,), {}, options)
+
+
 class CancellingCluster(LocalCluster):
     """A platform that has no room for the second task, and is told to end the first one, which still runs."""
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
+from ronde.launch.clusters.client_threads import start_client_thread
 from ronde.launch.clusters.cluster import Capacity, Cluster, Ticket
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver import host_health as health
@@ -339,9 +340,11 @@ class TaskAgents:
                 answers.append(self._cluster.capacity())
             except UsageError as error:
                 answers.append(error)
+            except Exception:  # of a client that has ended meanwhile; the job says what has happened to it
+                answers.append(None)
 
         asking = threading.Thread(target=ask, name="ronde-capacity", daemon=True)
-        asking.start()
+        start_client_thread(asking)  # `close` cancels the cluster, which ends a question that has no answer
         asking.join(CAPACITY_S)
         return answers.popleft() if answers else None
 

@@ -137,7 +137,7 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
         planned = self._generations.plan(uuid, handles)
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.abort("the process group was reconfigured")
+            connection.close("the process group was reconfigured")  # others may still finish its operations
         self._ended = "its last reconfigure() failed; call it again"
         limit_ns = self._timeout_ns if timeout is None else nanoseconds(timeout)
         self._connection = self._generations.connect(planned, limit_ns)
@@ -264,10 +264,10 @@ def make_backend(given: Any, options: Any = None) -> Any:
 
 
 def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> GroupConnection:
-    store, host = store_of(given.store)
     world = world_of_default_group()
     if ranks and world is not None:
-        return connect_group(world, store, ranks, given.group_id, timeout_ns)
+        return connect_group(world, ranks, given.group_id, timeout_ns)
+    store, host = store_of(given.store)
     made = connect_world(
         store, host, given.group_rank, given.group_size, given.group_id, timeout_ns, "init_process_group()"
     )

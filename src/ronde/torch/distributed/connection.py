@@ -24,7 +24,7 @@ from ronde.comm.world_attempt import WorldAttempt
 from ronde.errors import RondeError
 from ronde.job_key import JobKey
 from ronde.stores.store import Store
-from ronde.torch.distributed.meeting import factory_of, meet
+from ronde.torch.distributed.meeting import MailboxMeeting, factory_of, meet
 
 __all__ = ["GroupConnection", "connect_alone", "connect_group", "connect_world", "world_of_default_group"]
 
@@ -44,9 +44,10 @@ class GroupConnection:
     ) -> None:
         self.communicator, self.mailbox, self.ranks = communicator, mailbox, ranks
         self.queue = _native.CallQueue(communicator.native)
-        self.context = int.from_bytes(hashlib.blake2b(communicator.label.encode(), digest_size=8).digest())
+        self.context = _context_of(communicator.label)
         self.is_default = False  # whether new groups are made of it
         self.groups: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
+        self.names_used: dict[int, int] = {}  # by the context of their meeting, how often groups had a name
         self._world = world  # keeps its connections open
         self._pid = os.getpid()
         self._is_open = True
@@ -126,21 +127,25 @@ def connect_world(
 
 
 def connect_group(
-    world: GroupConnection, store: Store, ranks: Sequence[int], name: str, timeout_ns: int
+    world: GroupConnection, ranks: Sequence[int], name: str, timeout_ns: int
 ) -> GroupConnection:
     """Return a group of these ranks of the world, which its members make alone.
 
-    `name`: the same on all of them, used once for these ranks. Raises as `connect_world`.
+    `name`: the same on all of them; a later group may have it again. Raises TimeoutError that names the missing ranks,
+    PeerLostError.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
-    rank = list(ranks).index(world.communicator.rank)
-
-    def make(attempt: WorldAttempt) -> Communicator:
-        return world.communicator.group_by(
-            attempt.exchange, ranks, f"{name} {attempt.epoch.number}", deadline_ns
-        )
-
-    communicator = meet(store, rank, len(ranks), name, deadline_ns, make, "new_group()")
+    me = world.communicator.rank
+    context = _context_of(f"{name} of {','.join(map(str, ranks))}")
+    meeting = MailboxMeeting(world.mailbox, ranks, me, context, deadline_ns)
+    try:
+        # A member may have failed to make a group of this name before.
+        times = max(int(each) for each in meeting.exchange(b"%d" % world.names_used.get(context, 0)))
+        world.names_used[context] = times + 1
+        communicator = world.communicator._group_by(meeting.exchange, ranks, f"{name}.{times}", deadline_ns)
+    except BaseException as error:
+        meeting.tell_failure(error)
+        raise
     group = GroupConnection(communicator, world.mailbox, [world.ranks[each] for each in ranks], world)
     world.groups.add(group)
     return group
@@ -163,6 +168,11 @@ def _make_world(
         communicator.shutdown()
         raise
     return GroupConnection(communicator, _native.Mailbox(messages.native), range(size))
+
+
+def _context_of(name: str) -> int:
+    """Return the number that keeps messages of this name apart from all others."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 @atexit.register

@@ -1,8 +1,10 @@
 """How the members of a process group find each other.
 
-They meet in a store: that of torch.distributed, or one of Ronde's. Every process that reaches torch's can read and
-write there, so it only carries what strangers may know: where a rank listens, and the name of the job. The job key, by
-which members recognise each other, comes from the same places as for `ronde.init` (`net/job_keys`).
+Ranks that are not connected meet in a store: that of torch.distributed, or one of Ronde's. Every process that reaches
+torch's can read and write there, so it only carries what strangers may know: where a rank listens, and the name of the
+job. The job key, by which ranks recognise each other, comes from the same places as for `ronde.init` (`net/job_keys`).
+
+Ranks of one world meet by messages of its mailbox, so that they need no store any more.
 """
 
 from __future__ import annotations
@@ -10,27 +12,34 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 from torch.distributed import Store as TorchsOwnStore
 
-from ronde.comm.byte_exchange import Exchange
+from ronde.comm.byte_exchange import Exchange, framed, unframed
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.comm.world_attempt import EpochOverError, WorldAttempt
 from ronde.comm.world_epochs import Epoch
-from ronde.errors import ProtocolError, RondeError
+from ronde.errors import PeerLostError, ProtocolError, RondeError, TimeoutError
 from ronde.net import addresses
-from ronde.net.host import host_identity
+from ronde.net.host import host_identity, host_name
 from ronde.net.job_keys import find_job_key
 from ronde.settings import Settings, environment
 from ronde.stores.store import Store
 from ronde.stores.torch import TorchStore
 
-__all__ = ["meet", "store_of", "factory_of"]
+if TYPE_CHECKING:
+    from ronde._native import Mailbox, Message
+
+__all__ = ["MailboxMeeting", "address_towards", "factory_of", "meet", "store_of"]
 
 Made = TypeVar("Made")
+
+_GOES_ON, _HAS_FAILED = b"+", b"!"  # what a message about a new group begins with
+_MOST_BYTES = 1 << 24  # of such a message: bounds the memory that a peer can make this rank allocate
 
 # By the name of a group, the last epoch to which this process has come, and whether a group came of it: a group of the
 # same name may be made again at the same store.
@@ -44,7 +53,7 @@ def meet(
     name: str | None,
     deadline_ns: int,
     make: Callable[[WorldAttempt], Made],
-    call: str = "init_process_group() or new_group()",
+    call: str,
 ) -> Made:
     """Return what `make` makes together with the other members, which all call it.
 
@@ -78,6 +87,81 @@ def meet(
             with suppress(RondeError):  # all members have what they need of the store
                 attempt.delete_earlier_epochs()
         return made
+
+
+class MailboxMeeting:
+    """Members of a new group, which are connected as ranks of a world, as an exchange (`comm/byte_exchange`).
+
+    The first member collects the bytes of all and tells them to all. `ranks`: of the members in the world, `rank` is
+    this one's. `context`: of these messages alone. A failure of one member is told to the others.
+    """
+
+    def __init__(
+        self, mailbox: Mailbox, ranks: Sequence[int], rank: int, context: int, deadline_ns: int
+    ) -> None:
+        self._mailbox, self._ranks, self._rank = mailbox, ranks, rank
+        self._context, self._deadline_ns = context, deadline_ns
+        self._began_ns = time.monotonic_ns()
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """Return the bytes of all members, by their place in `ranks`.
+
+        Raises TimeoutError that names the missing ranks, PeerLostError if another member has raised or died.
+        """
+        first, *others = self._ranks
+        if self._rank != first:
+            self._send(first, _GOES_ON + mine)
+            return unframed(np.frombuffer(self._receive(first), np.uint8))
+        try:
+            received = [mine, *(self._receive(rank) for rank in others)]
+        except RondeError as error:
+            self._tell(others, error)
+            raise
+        everything = b"".join(framed(each).tobytes() for each in received)
+        for rank in others:
+            self._send(rank, _GOES_ON + everything)
+        return received
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tell the first member, or all, that this one has failed and does not go on."""
+        first, *others = self._ranks
+        self._tell(others if self._rank == first else [first], error)
+
+    def _tell(self, ranks: Sequence[int], error: BaseException) -> None:
+        text = f"rank {self._rank} on {host_name()} failed in new_group(): {type(error).__name__}: {error}"
+        for rank in ranks:
+            with suppress(RondeError):
+                self._send(rank, _HAS_FAILED + text.encode())
+
+    def _send(self, rank: int, message: bytes) -> None:
+        size = np.array([len(message)], np.int64)
+        body = np.frombuffer(message, np.uint8)
+        for part in (size, body):
+            self._wait(self._mailbox.send(rank, self._context, 0, part.ctypes.data, part.nbytes), rank)
+
+    def _receive(self, rank: int) -> bytes:
+        size = np.empty(1, np.int64)
+        self._wait(self._mailbox.receive(rank, self._context, 0, size.ctypes.data, size.nbytes), rank)
+        if not 0 < size[0] <= _MOST_BYTES:
+            raise ProtocolError(f"rank {rank} sent a malformed message about a new group")
+        body = np.empty(size[0], np.uint8)
+        self._wait(self._mailbox.receive(rank, self._context, 0, body.ctypes.data, body.nbytes), rank)
+        message = body.tobytes()
+        if message.startswith(_HAS_FAILED):
+            raise PeerLostError(message[1:].decode(errors="replace"), rank)
+        return message[1:]
+
+    def _wait(self, message: Message, rank: int) -> None:
+        if not message.wait(max(1, self._deadline_ns - time.monotonic_ns())):
+            waited_ns = time.monotonic_ns() - self._began_ns
+            self._mailbox.cancel(self._context, "the group was not made")
+            raise TimeoutError(
+                f"timed out: waited {waited_ns / 1e9:.1f} s for rank {rank} to make a group of the ranks "
+                f"{', '.join(map(str, self._ranks))}; every member must call new_group()",
+                "new_group",
+                waited_ns,
+                (rank,),
+            )
 
 
 def store_of(store: TorchsOwnStore) -> tuple[Store, str]:

@@ -1,0 +1,69 @@
+"""Default groups of torch.distributed for tests, and operations with the results that they must have.
+
+A test's ranks meet in a folder that the test passes to them: each default group in a new file of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+import ronde.torch.distributed
+
+BACKENDS = ("gloo", ronde.torch.distributed.NAME)
+Result = TypeVar("Result")
+
+
+@contextmanager
+def default_group(folder: str, backend: str = "ronde", timeout_s: float = 60) -> Iterator[tuple[int, int]]:
+    """Make the default group of this rank for the block, and return rank and size."""
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(_new_file(folder, rank), size)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+    )
+    try:
+        yield rank, size
+    finally:
+        dist.destroy_process_group()
+
+
+def _new_file(folder: str, rank: int) -> str:
+    """Return a file name that all ranks get which have called this equally often."""
+    count = 0
+    while os.path.exists(f"{folder}/{count}.{rank}"):
+        count += 1
+    with open(f"{folder}/{count}.{rank}", "x"):
+        return f"{folder}/{count}"
+
+
+def with_each_backend(folder: str, program: Callable[..., Result], *args: Any) -> dict[str, Result]:
+    """Return the results of `program(*args)` by backend, each within a default group of it."""
+    results = {}
+    for backend in BACKENDS:
+        with default_group(folder, backend):
+            results[backend] = program(*args)
+    return results
+
+
+def same(results: Any, expected: Any) -> None:
+    """Compare tensors, or nested lists of them, bit by bit."""
+    if isinstance(expected, torch.Tensor):
+        assert results.dtype == expected.dtype
+        assert torch.equal(results, expected), f"{results}, not {expected}"
+        return
+    assert len(results) == len(expected)
+    for one, other in zip(results, expected):
+        same(one, other)
+
+
+def close(results: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    """Compare tensors, or nested lists of them, but for the rounding of sums in another order."""
+    torch.testing.assert_close(results, expected, rtol=tolerance, atol=tolerance)
