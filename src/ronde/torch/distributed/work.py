@@ -71,7 +71,8 @@ class Operation(TorchWork):  # type: ignore[misc]
         limit_ns = nanoseconds(timeout) if timeout else self._limit_ns
         if not self._pending.wait(limit_ns if limit_ns > 0 else -1):
             raise TimeoutError(
-                f"the operation was not done after {limit_ns / 1e9:g} s; it goes on", waited_ns=limit_ns
+                f"timed out: the operation was not done after {limit_ns / 1e9:g} s; its timeout is over; it goes on",
+                waited_ns=limit_ns,
             )
         with self._finishing:
             if self._finish is not None:
