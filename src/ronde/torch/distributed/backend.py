@@ -228,9 +228,9 @@ def _device_type(value: object) -> str:
 def _routed(name: str) -> Callable[..., Any]:
     """Return an operation that another backend does if the tensors are on its device."""
 
-    def operation(self: MixedGroup, *arguments: Any) -> Any:
+    def operation(self: MixedGroup, *arguments: Any, **named: Any) -> Any:
         backend = self._backend_of(arguments)
-        return getattr(super(MixedGroup, self) if backend is None else backend, name)(*arguments)
+        return getattr(super(MixedGroup, self) if backend is None else backend, name)(*arguments, **named)
 
     return operation
 

@@ -4,7 +4,8 @@ The rules:
   1. Every member makes the same collective calls in the same order. The queue of the group makes them, in that order.
      A call with `async_op=False` that finds the queue empty is made in the calling thread.
   2. Messages (`send`, `recv`) have no order with collectives. The mailbox of the world carries them.
-  3. A contiguous tensor in main memory is read and written in place. Others, such as tensors on a GPU, are copied to
+  3. Where PyTorch allows a tensor instead of a list of them, and values instead of options, so do the methods here.
+  4. A contiguous tensor in main memory is read and written in place. Others, such as tensors on a GPU, are copied to
      main memory before and from there afterwards: right, but slow. For GPUs there is NCCL ("cpu:ronde,cuda:nccl").
 """
 
@@ -15,9 +16,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
+from ronde.torch.distributed.arguments import listed, with_values
 from ronde.torch.distributed.work import (
     DONE,
     NO_LIMIT,
@@ -83,30 +97,42 @@ class Operations:
 
     # Reductions
 
-    def allreduce(self, tensors: Tensors, opts: Any) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, AllreduceOptions):
+            (tensors,) = listed(tensors)
+            opts = with_values(AllreduceOptions(), opts, *values, **named)
         if tensors and tensors[0].layout != torch.strided:
             raise UsageError("ronde has no all-reduce of sparse tensors: convert it by to_dense() first")
         return self._reduce(Kind.allreduce, tensors, tensors, opts)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
-        return self._reduce(Kind.allreduce, tensors, tensors, opts)
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        return self._reduce(Kind.allreduce, tensors, tensors, opts or AllreduceCoalescedOptions())
 
-    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+    def reduce(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, ReduceOptions):
+            (tensors,) = listed(tensors)
+            opts = with_values(ReduceOptions(), opts, *values, **named)
         root = opts.rootRank
         # On the other ranks PyTorch leaves the tensor's values open. Here they stay as they are.
         return self._reduce(Kind.reduce, tensors, tensors if root == self.rank() else (), opts, root)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, ReduceScatterOptions):
+            outputs, inputs = listed(outputs, inputs)
+            opts = with_values(ReduceScatterOptions(), opts, *values, **named)
         (output,), (parts,) = outputs, inputs
         self._check_count(parts, "reduce_scatter")
         return self._reduce(Kind.reducescatter, parts, [output], opts, sizes=[each.nbytes for each in parts])
 
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Any:
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         if given.nbytes != output.nbytes * self.size():
             raise _wrong_size("input", given, output, self.size())
-        return self._reduce(Kind.reducescatter, [given], [output], opts, sizes=[output.nbytes] * self.size())
+        sizes = [output.nbytes] * self.size()
+        return self._reduce(
+            Kind.reducescatter, [given], [output], opts or ReduceScatterOptions(), sizes=sizes
+        )
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return self._together(
             [
                 self.reduce_scatter_single(output, given, opts)
@@ -141,10 +167,16 @@ class Operations:
 
     # Operations that move data
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+    def broadcast(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, BroadcastOptions):
+            (tensors,) = listed(tensors)
+            opts = with_values(BroadcastOptions(), opts, *values, **named)
         return self._move(Kind.broadcast, tensors, tensors, opts, root=opts.rootRank)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        if not isinstance(opts, AllgatherOptions):
+            outputs, inputs = listed(outputs, inputs)
+            opts = with_values(AllgatherOptions(), opts, timeout)
         (parts,), (given,) = outputs, inputs
         self._check_count(parts, "all_gather")
         if parts[self.rank()].nbytes != given.nbytes:
@@ -154,12 +186,12 @@ class Operations:
             )
         return self._move(Kind.allgather, [given], parts, opts, out_sizes=[each.nbytes for each in parts])
 
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Any:
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         if output.nbytes != given.nbytes * self.size():
             raise _wrong_size("output", output, given, self.size())
         return self._move(Kind.allgather, [given], [output], opts, out_sizes=[given.nbytes] * self.size())
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return self._together(
             [
                 self.all_gather_single(output, given, opts)
@@ -167,13 +199,16 @@ class Operations:
             ]
         )
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         self._check_count(outputs, "all_gather_coalesced")
         parts = [tensor for of_rank in outputs for tensor in of_rank]
         sizes = [sum(tensor.nbytes for tensor in of_rank) for of_rank in outputs]
         return self._move(Kind.allgather, inputs, parts, opts, out_sizes=sizes)
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, GatherOptions):
+            outputs, inputs = listed(outputs, inputs)
+            opts = with_values(GatherOptions(), opts, *values, **named)
         (given,) = inputs
         parts = outputs[0] if self.rank() == opts.rootRank else ()
         if self.rank() == opts.rootRank:
@@ -182,7 +217,10 @@ class Operations:
         sizes = [given.nbytes] * self.size()
         return self._move(Kind.gather, [given], parts, opts, root=opts.rootRank, out_sizes=sizes)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, ScatterOptions):
+            outputs, inputs = listed(outputs, inputs)
+            opts = with_values(ScatterOptions(), opts, *values, **named)
         (output,) = outputs
         parts = inputs[0] if self.rank() == opts.rootRank else ()
         if self.rank() == opts.rootRank:
@@ -197,19 +235,26 @@ class Operations:
         given: torch.Tensor,
         output_rows: Sequence[int],
         input_rows: Sequence[int],
-        opts: Any,
+        opts: Any = None,
+        timeout: Any = None,
     ) -> Any:
+        if not isinstance(opts, AllToAllOptions):
+            opts = with_values(AllToAllOptions(), opts, timeout)
         in_sizes = self._block_sizes(given, input_rows, "input")
         out_sizes = self._block_sizes(output, output_rows, "output")
         return self._move(Kind.alltoall, [given], [output], opts, in_sizes=in_sizes, out_sizes=out_sizes)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> Any:
+        if not isinstance(opts, AllToAllOptions):
+            opts = with_values(AllToAllOptions(), opts, timeout)
         self._check_count(outputs, "all_to_all")
         self._check_count(inputs, "all_to_all")
         in_sizes, out_sizes = ([each.nbytes for each in tensors] for tensors in (inputs, outputs))
         return self._move(Kind.alltoall, inputs, outputs, opts, in_sizes=in_sizes, out_sizes=out_sizes)
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        if not isinstance(opts, BarrierOptions):
+            opts = with_values(BarrierOptions(), opts, timeout)
         return self._call(Kind.barrier, DType.uint8, Sum, -1, (), (), _NO_SIZES, _NO_SIZES, opts)
 
     def _move(
@@ -250,7 +295,7 @@ class Operations:
             outputs, finish = _on_host(outputs, has_values=in_place)
             inputs = outputs if in_place else _on_host(inputs, has_values=True).tensors
         at_once = not getattr(opts, "asyncOp", True) and self._batch is None
-        pending = connection.queue.post(
+        pending: InFlight = connection.queue.post(
             kind,
             dtype,
             op,
@@ -275,25 +320,28 @@ class Operations:
     def send(self, tensors: Tensors, dest: int, tag: int = 0) -> Any:
         (tensor,) = tensors
         connection = self._connected()
-        (ready,), _ = _on_host([tensor], has_values=True)
-        peer = connection.ranks[self._peer(dest)]
-        message = connection.mailbox.send(peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes)
-        return self._begun(message, [tensor], [ready], limit_ns=self._timeout_ns)
+        return self._send(connection, tensor, connection.ranks[self._peer(dest)], _tag(tag))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
+        (tensor,) = tensors
         connection = self._connected()
-        return self._receive(connection, tensors, connection.ranks[self._peer(source)], tag)
+        return self._receive(connection, tensor, connection.ranks[self._peer(source)], _tag(tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
-        return self._receive(self._connected(), tensors, -1, tag)
-
-    def _receive(self, connection: GroupConnection, tensors: Tensors, peer: int, tag: int) -> Any:
         (tensor,) = tensors
+        return self._receive(self._connected(), tensor, -1, _tag(tag))
+
+    def _send(self, connection: GroupConnection, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        (ready,), _ = _on_host([tensor], has_values=True)
+        message = connection.mailbox.send(peer, connection.context, tag, ready.data_ptr(), ready.nbytes)
+        return self._begun(message, [tensor], [ready], limit_ns=self._timeout_ns)
+
+    def _receive(self, connection: GroupConnection, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         (ready,), finish = _on_host([tensor], has_values=False)
         ranks = connection.ranks
         others = [rank for rank in ranks if rank != ranks[self.rank()]] if peer < 0 else ()
         message = connection.mailbox.receive(
-            peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes, others
+            peer, connection.context, tag, ready.data_ptr(), ready.nbytes, others
         )
 
         def source() -> int:
