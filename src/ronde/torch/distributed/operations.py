@@ -37,6 +37,7 @@ from ronde.torch.distributed.work import (
     NO_LIMIT,
     CombinedWork,
     Completer,
+    Done,
     InFlight,
     Operation,
     nanoseconds,
@@ -102,7 +103,8 @@ class Operations:
             (tensors,) = listed(tensors)
             opts = with_values(AllreduceOptions(), opts, *values, **named)
         if tensors and tensors[0].layout != torch.strided:
-            raise UsageError("ronde has no all-reduce of sparse tensors: convert it by to_dense() first")
+            (tensor,) = tensors
+            return self._add_sparse(tensor, opts)
         return self._reduce(Kind.allreduce, tensors, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
@@ -164,6 +166,43 @@ class Operations:
         return self._call(
             kind, _DTYPES[dtype], reduction, root, inputs, outputs, sizes, _NO_SIZES, opts, factor
         )
+
+    def _add_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
+        """Add up a sparse tensor of all ranks within the call: before it no rank knows how large the sum is."""
+        if tensor.layout != torch.sparse_coo or opts.reduceOp.op != _Op.SUM:
+            raise UsageError(
+                f"ronde only has a sum of sparse COO tensors, not {opts.reduceOp.op} of {tensor.layout}: convert it by "
+                "to_dense() first"
+            )
+        mine = tensor.detach().cpu().coalesce()
+        dims = mine.sparse_dim()
+        counts = torch.empty((self.size(), 2), dtype=torch.int64)
+        self._move(
+            Kind.allgather,
+            [torch.tensor([mine._nnz(), dims])],
+            [counts],
+            opts,
+            out_sizes=[counts.element_size() * 2] * self.size(),
+        ).wait()
+        if not (counts[:, 1] == dims).all():
+            raise UsageError(
+                f"all-reduce of sparse tensors: by rank they have {counts[:, 1].tolist()} sparse dimensions"
+            )
+        numbers = counts[:, 0].tolist()
+        indices = self._gathered(mine.indices().t().contiguous(), numbers, opts)
+        values = self._gathered(mine.values().contiguous(), numbers, opts)
+        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total)
+        return Done([tensor])
+
+    def _gathered(self, rows: torch.Tensor, numbers: Sequence[int], opts: Any) -> torch.Tensor:
+        """Return the rows of all ranks. `numbers`: how many each has."""
+        whole = rows.new_empty((sum(numbers), *rows.shape[1:]))
+        row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
+        sizes = [number * row_bytes for number in numbers]
+        self._move(Kind.allgather, [rows], [whole], opts, out_sizes=sizes).wait()
+        return whole
 
     # Operations that move data
 
