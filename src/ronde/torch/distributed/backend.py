@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch.distributed
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
 
 from ronde.errors import NotInitializedError, UsageError
 from ronde.torch.distributed.connection import (
@@ -307,3 +309,25 @@ def register() -> None:
     """Make `init_process_group("ronde")` known. A second call does nothing."""
     if NAME.upper() not in torch.distributed.Backend._plugins:
         torch.distributed.Backend.register_backend(NAME, make_backend, extended_api=True, devices=DEVICES)
+        _replace_monitored_barrier()
+
+
+def _replace_monitored_barrier() -> None:
+    """Let `torch.distributed.monitored_barrier` serve our groups.
+
+    PyTorch's function refuses them before it asks the group: up to 2.13 because the name is not "gloo", later because a
+    group that is a Python class has no list of devices.
+    """
+    original = distributed_c10d.monitored_barrier
+
+    @functools.wraps(original)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        found = torch.distributed.group.WORLD if group is None else group
+        if not isinstance(found, RondeGroup):
+            original(group, timeout, wait_all_ranks)
+            return
+        limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+        found.monitored_barrier(limit, wait_all_ranks)
+
+    for module in (torch.distributed, distributed_c10d):
+        module.monitored_barrier = monitored_barrier

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from torch._C._distributed_c10d import (
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
+from ronde.torch.distributed import monitored_barrier
 from ronde.torch.distributed.arguments import listed, with_values
 from ronde.torch.distributed.work import (
     DONE,
@@ -89,6 +91,7 @@ class Operations:
     _timeout_ns: int
     _batch: list[Any] | None = None  # the operations since start_coalescing
     _sequence = 0
+    _monitored_barriers = 0
     _in_flight: list[tuple[InFlight, list[Any]]]  # and some that are done
     _most_in_flight = 16
 
@@ -295,6 +298,32 @@ class Operations:
         if not isinstance(opts, BarrierOptions):
             opts = with_values(BarrierOptions(), opts, timeout)
         return self._call(Kind.barrier, DType.uint8, Sum, -1, (), (), _NO_SIZES, _NO_SIZES, opts)
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait until all ranks have called this. `timeout`: a time, `BarrierOptions`, or None for the group's.
+
+        Raises TimeoutError; on rank 0 it names the first rank that has not come, with `wait_all_ranks` all of them.
+        """
+        connection = self._connected()
+        limit_ns = (
+            nanoseconds(timeout) if isinstance(timeout, timedelta) else _limit_ns(timeout, self._timeout_ns)
+        )
+        tag = (
+            _MONITORED_BARRIER + self._monitored_barriers
+        )  # so that a late message does not count for a later one
+        self._monitored_barriers = (self._monitored_barriers + 1) % _FIRST_RESERVED_TAG
+
+        def send(tensor: torch.Tensor, peer: int) -> Any:
+            return self._send(connection, tensor, connection.ranks[peer], tag)
+
+        def receive(tensor: torch.Tensor, peer: int) -> Any:
+            return self._receive(connection, tensor, connection.ranks[peer], tag)
+
+        hosts = connection.communicator.hosts
+        if self.rank() == 0:
+            monitored_barrier.lead(send, receive, hosts, limit_ns, wait_all_ranks)
+        else:
+            monitored_barrier.follow(send, receive, self.rank(), hosts[0], limit_ns)
 
     def _move(
         self,
