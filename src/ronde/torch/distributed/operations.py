@@ -34,6 +34,7 @@ from torch.distributed import ReduceOp as TorchReduceOp
 from ronde.errors import UsageError
 from ronde.torch.distributed import monitored_barrier
 from ronde.torch.distributed.arguments import listed, with_values
+from ronde.torch.distributed.recorded import Recorded, is_profiling
 from ronde.torch.distributed.work import (
     DONE,
     NO_LIMIT,
@@ -70,6 +71,9 @@ _REDUCTIONS: dict[Any, ReduceOp] = {
     _Op.BXOR: BitXor,
     _Op.PREMUL_SUM: Sum,
 }
+
+_NAMES = {Kind.allreduce: "all_reduce", Kind.allgather: "all_gather", Kind.reducescatter: "reduce_scatter"}
+_NAMES |= {Kind.alltoall: "all_to_all"}  # those that PyTorch spells differently
 
 _NO_SIZES: tuple[int, ...] = ()
 _FIRST_RESERVED_TAG = 2**31  # tags from here on are Ronde's
@@ -362,7 +366,8 @@ class Operations:
             in_place = inputs is outputs
             outputs, finish = _on_host(outputs, has_values=in_place)
             inputs = outputs if in_place else _on_host(inputs, has_values=True).tensors
-        at_once = not getattr(opts, "asyncOp", True) and self._batch is None
+        is_event = is_profiling()
+        at_once = not getattr(opts, "asyncOp", True) and self._batch is None and not is_event
         pending: InFlight = connection.queue.post(
             kind,
             dtype,
@@ -381,6 +386,8 @@ class Operations:
             if finish is not None:
                 finish()
             return DONE
+        if is_event:
+            pending = Recorded(pending, _NAMES.get(kind, kind.name), inputs)
         return self._begun(pending, results, [inputs, outputs], finish)
 
     # Messages
@@ -402,7 +409,8 @@ class Operations:
     def _send(self, connection: GroupConnection, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         (ready,), _ = _on_host([tensor], has_values=True)
         message = connection.mailbox.send(peer, connection.context, tag, ready.data_ptr(), ready.nbytes)
-        return self._begun(message, [tensor], [ready], limit_ns=self._timeout_ns)
+        pending = Recorded(message, "send", [ready]) if is_profiling() else message
+        return self._begun(pending, [tensor], [ready], limit_ns=self._timeout_ns)
 
     def _receive(self, connection: GroupConnection, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         (ready,), finish = _on_host([tensor], has_values=False)
@@ -415,7 +423,9 @@ class Operations:
         def source() -> int:
             return ranks.index(message.source())
 
-        return self._begun(message, [tensor], [ready], finish, self._timeout_ns, source)
+        name = "recv" if peer >= 0 else "recvAnySource"
+        pending = Recorded(message, name, [ready]) if is_profiling() else message
+        return self._begun(pending, [tensor], [ready], finish, self._timeout_ns, source)
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < self.size():
