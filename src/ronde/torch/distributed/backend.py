@@ -253,6 +253,9 @@ def make_backend(given: Any, options: Any = None) -> Any:
     """
     rank, size, timeout, name = given.group_rank, given.group_size, given.timeout, given.group_id
     ranks = list(given.global_ranks_in_group)  # none for the default group
+    if not torch.cuda.is_available():
+        # In sharded tensors PyTorch makes tensors on the first device of a backend that is not the CPU, there or not.
+        torch.distributed.Backend.backend_capability[NAME] = ["cpu"]
     others = _other_backends(sys._getframe(1))
     waits = getattr(given, "enable_reconfigure", False) or getattr(options, "enable_reconfigure", False)
     connection = None if waits and not others else _connect(given, ranks, nanoseconds(timeout))
