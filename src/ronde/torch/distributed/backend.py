@@ -17,14 +17,16 @@ from typing import Any
 import torch.distributed
 from torch._C import _distributed_c10d as c10d
 
+from ronde import settings
 from ronde.errors import NotInitializedError, UsageError
+from ronde.stall.watch import keeping_thread
 from ronde.torch.distributed.connection import (
     GroupConnection,
     connect_group,
     connect_world,
     world_of_default_group,
 )
-from ronde.torch.distributed.meeting import store_of
+from ronde.torch.distributed.meeting import factory_of, store_of
 from ronde.torch.distributed.operations import Operations
 from ronde.torch.distributed.reconfiguration import Generations
 from ronde.torch.distributed.work import DONE, Completer, nanoseconds
@@ -135,12 +137,15 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
     def reconfigure_with(self, uuid: int, handles: Collection[str], timeout: timedelta | None) -> None:
         """See `ronde.torch.distributed.reconfigure`."""
         planned = self._generations.plan(uuid, handles)
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close("the process group was reconfigured")  # others may still finish its operations
         self._ended = "its last reconfigure() failed; call it again"
         limit_ns = self._timeout_ns if timeout is None else nanoseconds(timeout)
-        self._connection = self._generations.connect(planned, limit_ns)
+        connection, self._connection = self._connection, None
+        with keeping_thread():
+            if connection is not None:
+                connection.close(
+                    "the process group was reconfigured"
+                )  # others may still finish its operations
+            self._connection = self._generations.connect(planned, limit_ns)
         self._connection.is_default = self._is_default
         self._rank, self._size = planned.rank, planned.size
 
@@ -268,8 +273,15 @@ def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> GroupConnecti
     if ranks and world is not None:
         return connect_group(world, ranks, given.group_id, timeout_ns)
     store, host = store_of(given.store)
+    wanted = settings.resolve(settings.environment())
     made = connect_world(
-        store, host, given.group_rank, given.group_size, given.group_id, timeout_ns, "init_process_group()"
+        store,
+        given.group_rank,
+        given.group_size,
+        given.group_id,
+        timeout_ns,
+        "init_process_group()",
+        lambda exchange: factory_of(exchange, wanted, host),
     )
     made.is_default = not ranks
     return made
