@@ -136,12 +136,12 @@ def test_different_calls(tmp_path: Path) -> None:
 
 def never_comes(folder: str) -> str:
     """One rank makes no call, and lives: the others time out by the limit of the group, of a call or of a wait."""
-    with default_group(folder, timeout_s=1.0) as (rank, size):
+    with default_group(folder, timeout_s=3.0) as (rank, size):
         if rank == size - 1:
             while not all(Path(folder, f"seen{each}").exists() for each in range(size - 1)):
                 time.sleep(0.02)
             return ""
-        with pytest.raises(TimeoutError, match="1 s") as caught:
+        with pytest.raises(TimeoutError, match="3 s") as caught:
             dist.recv(torch.empty(1), size - 1)
         work = dist.all_reduce(torch.ones(3), async_op=True)
         with pytest.raises(TimeoutError):
@@ -219,3 +219,31 @@ def abort_one(folder: str) -> None:
 
 def test_abort(tmp_path: Path) -> None:
     ranks.run(abort_one, 3, str(tmp_path))
+
+
+def monitored(folder: str) -> list[str]:
+    """`monitored_barrier`: first all ranks come, then rank 2 does not, then all again."""
+    texts = []
+    with default_group(folder) as (rank, size):
+        world: Any = dist.group.WORLD
+        group: Any = dist.new_group([0, 1, 2])
+        for _ in range(3):
+            world.monitored_barrier(timedelta(seconds=60))
+            group.monitored_barrier()
+        for wait_all_ranks in (False, True):
+            if rank == 2:
+                time.sleep(1)
+            with pytest.raises(TimeoutError) as caught:
+                group.monitored_barrier(timedelta(seconds=0.2), wait_all_ranks)
+            texts.append(str(caught.value))
+            dist.barrier()
+        group.monitored_barrier(timedelta(seconds=60))
+        if torch.__version__ >= "2.14":  # earlier ones allow it for Gloo alone
+            dist.monitored_barrier(timeout=timedelta(seconds=60), wait_all_ranks=True)
+    return texts
+
+
+def test_monitored_barrier(tmp_path: Path) -> None:
+    outcomes = ranks.run(monitored, 3, str(tmp_path))
+    for texts in outcomes:
+        assert all("rank 2 did not come within 0.2 s" in text for text in texts), texts

@@ -63,6 +63,29 @@ def made_in_every_way(folder: str) -> None:
 
 
 
+def split(folder: str) -> None:
+    """`split_group`, which earlier versions of PyTorch allow with a GPU alone: here its method of the group."""
+    with default_group(folder) as (rank, size):
+        world: Any = dist.group.WORLD
+        for count in range(2):
+            of = [0, 1] if rank < 2 else [2]
+            half = world.split_group(of, group_name=f"half {of} {count}", group_desc="half")
+            assert (half.group_desc, half.size()) == ("half", len(of))
+            total = torch.tensor([float(rank)])
+            half.allreduce([total], dist.AllreduceOptions()).wait()
+            assert total.item() == sum(of)
+            half.shutdown()
+        assert world.split_group([1, 0], group_name="reversed") is None or rank < 2
+        if torch.__version__ >= "2.14":
+            of = [1, 2] if rank else [0]
+            members_of(dist.split_group(split_ranks=[[1, 2], [0]]), of)
+            members_of(dist.split_group(split_ranks=[[2, 1]]), [2, 1] if rank else [-1])
+
+
+def test_split_groups(tmp_path: Path) -> None:
+    ranks.run(split, 3, str(tmp_path))
+
+
 def test_groups_made_in_every_way(tmp_path: Path) -> None:
     ranks.run(made_in_every_way, 3, str(tmp_path))
 
