@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ronde.testing import ranks
-
-torch = pytest.importorskip("torch")
-
+import torch
 import torch.distributed as dist
 from tests.ranks.torch.distributed.groups import close, default_group, same, with_each_backend
 from tests.ranks.torch.distributed.transformer import (
@@ -35,6 +31,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+
+from ronde.testing import ranks
 
 KIB = 1 / 1024  # MiB, the unit of `bucket_cap_mb`
 
