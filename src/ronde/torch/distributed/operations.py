@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
+from ronde.torch.distributed.monitored_barrier import monitored_barrier
 from ronde.torch.distributed.work import (
     DONE,
     NO_LIMIT,
@@ -56,7 +58,6 @@ _REDUCTIONS: dict[Any, ReduceOp] = {
 
 _NO_SIZES: tuple[int, ...] = ()
 _FIRST_RESERVED_TAG = 2**31  # tags from here on are Ronde's
-_MONITORED_BARRIER = _FIRST_RESERVED_TAG
 
 
 class _Host(NamedTuple):
@@ -74,6 +75,7 @@ class Operations:
     _timeout_ns: int
     _batch: list[Any] | None = None  # the operations since start_coalescing
     _sequence = 0
+    _monitored_barriers = 0
     _in_flight: list[tuple[InFlight, list[Any]]]  # and some that are done
     _most_in_flight = 16
 
@@ -211,6 +213,23 @@ class Operations:
 
     def barrier(self, opts: Any = None) -> Any:
         return self._call(Kind.barrier, DType.uint8, Sum, -1, (), (), _NO_SIZES, _NO_SIZES, opts)
+
+    def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks. `opts`: a time limit, or options that have one.
+
+        Raises TimeoutError that names the missing ranks, on all ranks that have come.
+        """
+        connection = self._connected()
+        self._monitored_barriers += 1
+        timeout = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", NO_LIMIT)
+        monitored_barrier(
+            connection.mailbox,
+            connection.ranks,
+            self.rank(),
+            f"{connection.context} {self._monitored_barriers}",
+            nanoseconds(timeout) if timeout > NO_LIMIT else self._timeout_ns,
+            wait_all_ranks,
+        )
 
     def _move(
         self,

@@ -3,6 +3,9 @@
 PyTorch's C++ code waits for futures, which native code that does not link to PyTorch cannot complete. So each group has
 a thread of Python, from the first future on, that waits for the operations and completes their futures. An operation
 whose future nobody asks for needs no such thread.
+
+Callbacks of a future run in the thread that completes it, and may wait for further futures. So no future may have to
+wait for the callbacks of another one that could wait for it: see `Completer`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
+from ronde._native import Message
 from ronde.errors import TimeoutError, UsageError
 
 __all__ = ["DONE", "NO_LIMIT", "CombinedWork", "Completer", "Done", "Operation", "InFlight", "nanoseconds"]
@@ -65,6 +69,7 @@ class Operation(TorchWork):  # type: ignore[misc]
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
+        self.is_message = isinstance(pending, Message)
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait until the operation is done. Raises its error, TimeoutError if `timeout` is over before."""
@@ -111,11 +116,13 @@ class Operation(TorchWork):  # type: ignore[misc]
 
     def get_future(self) -> Future[Any]:
         """Return a future whose value is the list of output tensors. It is done only once their data are there."""
-        return self._completer.future_of(self)
+        return self._completer.future_of(self, is_message=self.is_message)
 
 
 class Done(TorchWork):  # type: ignore[misc]
     """An operation that was done when the call returned."""
+
+    is_message = False
 
     def __init__(self, result: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
@@ -154,6 +161,7 @@ class CombinedWork(TorchWork):  # type: ignore[misc]
     def __init__(self, works: Sequence[Any], completer: Completer) -> None:
         super().__init__()
         self._works, self._completer = list(works), completer
+        self.is_message = any(work.is_message for work in self._works)
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait for all of them, also if one fails. Raises the first error."""
@@ -183,42 +191,76 @@ class CombinedWork(TorchWork):  # type: ignore[misc]
         return [tensor for work in self._works for tensor in work.result()]
 
     def get_future(self) -> Future[Any]:
-        return self._completer.future_of(self)
+        return self._completer.future_of(self, is_message=self.is_message)
+
+
+_this_thread = threading.local()  # `completer`: the one whose thread it is
 
 
 class Completer:
-    """Completes the futures of one group's operations, in a thread that starts with the first one."""
+    """Completes the futures of one group's operations, in threads that start when they are needed.
+
+    One thread serves the collectives, which end in their order whatever this process does. What a callback starts, in
+    that thread, a further completer serves. A message may depend on what the program does after another future is
+    done, so each future of a message has its own thread.
+    """
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._of_callbacks: Completer | None = None
+        self._of_messages: set[threading.Thread] = set()
 
-    def future_of(self, work: Any) -> Future[Any]:
+    def future_of(self, work: Any, *, is_message: bool = False) -> Future[Any]:
         """Return a future of the operation; an error of it is the error of the future."""
+        busy: Completer | None = getattr(_this_thread, "completer", None)
+        if busy is not None:
+            busy._of_callbacks = busy._of_callbacks or Completer()
+            return busy._of_callbacks._begin_future(work, is_message)
+        return self._begin_future(work, is_message)
+
+    def _begin_future(self, work: Any, is_message: bool) -> Future[Any]:
         base: Future[Any] = Future()
         # An exception that Python sets as such would end the process in DDP's C++ code; one that a callback raises
         # arrives there as a RuntimeError.
         future = base.then(_value_or_error)
         if work.is_completed():
             _complete(work, base)
-            return future
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ronde-futures", daemon=True)
-                self._thread.start()
-        self._waiting.put((work, base))
+        elif is_message:
+            self._start_thread_for(work, base)
+        else:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="ronde-futures", daemon=True)
+                    self._thread.start()
+            self._waiting.put((work, base))
         return future
 
     def close(self, patience_s: float = 5) -> None:
-        """End the thread once it has completed all futures, which the end of their operations must allow."""
+        """End the threads once they have completed all futures, which the end of their operations must allow."""
         with self._starting:
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self._waiting.put(None)
-            thread.join(patience_s)
+            threads = [*self._of_messages, *([self._thread] if self._thread else ())]
+        self._waiting.put(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(patience_s)
+        if self._of_callbacks is not None:
+            self._of_callbacks.close(patience_s)
+
+    def _start_thread_for(self, work: Any, future: Future[Any]) -> None:
+        def run() -> None:
+            _complete(work, future)
+            with self._starting:
+                self._of_messages.discard(thread)
+
+        thread = threading.Thread(target=run, name="ronde-future", daemon=True)
+        with self._starting:
+            self._of_messages.add(thread)
+            thread.start()
 
     def _run(self) -> None:
+        _this_thread.completer = self
         while (item := self._waiting.get()) is not None:
             _complete(*item)
             del item  # else it keeps the tensors of the last operation

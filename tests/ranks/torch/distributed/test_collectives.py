@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from tests.ranks.torch.distributed.groups import default_group, same
 
 from ronde.errors import UsageError
 from ronde.testing import ranks
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist
-from tests.ranks.torch.distributed.groups import default_group, same
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -1,0 +1,101 @@
+"""A barrier that names the ranks that did not come.
+
+Every rank reports to rank 0 by a message. Rank 0 waits for the reports until the deadline, then answers every rank with
+one byte by rank: 1 for those missing. So all ranks raise the same error, also those that come later. The barriers of a
+group are counted, and each has its own context of messages: a report that comes too late matches no later one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy
+
+from ronde.errors import TimeoutError
+
+if TYPE_CHECKING:
+    from ronde import _native
+
+__all__ = ["monitored_barrier"]
+
+_REPORT, _ANSWER = 0, 1  # tags
+_ANSWER_MARGIN_NS = 5 * 10**9  # rank 0 may have begun to wait later than a rank that waits for its answer
+_FOR_THE_NEXT_NS = 10**6  # after the deadline, for a report that has just arrived
+
+
+def monitored_barrier(
+    mailbox: _native.Mailbox,
+    ranks: Sequence[int],
+    rank: int,
+    name: str,
+    limit_ns: int,
+    wait_all_ranks: bool,
+) -> None:
+    """Wait for all ranks of a group. Rank 0 raises TimeoutError that names the missing ranks, and so do the others.
+
+    `ranks`: by rank of the group, the rank in the mailbox. `name`: the same on all ranks, of this barrier alone.
+    `wait_all_ranks`: whether the error names all missing ranks, or the first that rank 0 has found.
+    """
+    context = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    answer = numpy.zeros(len(ranks), numpy.uint8)
+    began_ns = time.monotonic_ns()
+    try:
+        if rank == 0:
+            _collect(mailbox, ranks, context, answer, began_ns + limit_ns, wait_all_ranks)
+        elif not _report(mailbox, ranks[0], context, answer, limit_ns):
+            raise TimeoutError(
+                f"monitored_barrier: rank 0 has not answered after {limit_ns / 1e9:g} s: it did not come to the "
+                f"barrier, or left it earlier without this rank",
+                "monitored_barrier",
+                time.monotonic_ns() - began_ns,
+                (0,),
+            )
+    finally:
+        mailbox.cancel(context, "the barrier has ended")
+    missing = tuple(map(int, numpy.flatnonzero(answer)))
+    if missing:
+        shown = ", ".join(map(str, missing))
+        raise TimeoutError(
+            f"monitored_barrier: rank{'s' if len(missing) > 1 else ''} {shown} did not come within "
+            f"{limit_ns / 1e9:g} s",
+            "monitored_barrier",
+            time.monotonic_ns() - began_ns,
+            missing,
+        )
+
+
+def _collect(
+    mailbox: _native.Mailbox,
+    ranks: Sequence[int],
+    context: int,
+    answer: numpy.typing.NDArray[numpy.uint8],
+    deadline_ns: int,
+    wait_all_ranks: bool,
+) -> None:
+    """Wait for the reports, note in `answer` which are missing, and tell all ranks."""
+    reports = [mailbox.receive(peer, context, _REPORT, 0, 0) for peer in ranks[1:]]
+    for rank, report in enumerate(reports, 1):
+        left_ns = max(deadline_ns - time.monotonic_ns(), _FOR_THE_NEXT_NS)
+        if not report.wait(left_ns):
+            answer[rank] = 1
+            if not wait_all_ranks:
+                break
+    answers = [mailbox.send(peer, context, _ANSWER, answer.ctypes.data, answer.nbytes) for peer in ranks[1:]]
+    for message in answers:
+        message.wait(-1)
+
+
+def _report(
+    mailbox: _native.Mailbox,
+    first: int,
+    context: int,
+    answer: numpy.typing.NDArray[numpy.uint8],
+    limit_ns: int,
+) -> bool:
+    """Report to rank 0, and return whether it has answered."""
+    received = mailbox.receive(first, context, _ANSWER, answer.ctypes.data, answer.nbytes)
+    mailbox.send(first, context, _REPORT, 0, 0).wait(-1)
+    return received.wait(limit_ns + _ANSWER_MARGIN_NS)
