@@ -28,6 +28,7 @@ from ronde.torch.distributed.work import (
     InFlight,
     Operation,
     nanoseconds,
+    of_several_tensors,
 )
 from ronde.types import Average, BitAnd, BitOr, BitXor, DType, Kind, Max, Min, Product, ReduceOp, Sum
 
@@ -91,7 +92,7 @@ class Operations:
         return self._reduce(Kind.allreduce, tensors, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
-        return self._reduce(Kind.allreduce, tensors, tensors, opts)
+        return of_several_tensors(self._reduce(Kind.allreduce, tensors, tensors, opts))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Any:
         root = opts.rootRank
@@ -146,7 +147,7 @@ class Operations:
     def broadcast(self, tensors: Tensors, opts: Any) -> Any:
         return self._move(Kind.broadcast, tensors, tensors, opts, root=opts.rootRank)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         (parts,), (given,) = outputs, inputs
         self._check_count(parts, "all_gather")
         if parts[self.rank()].nbytes != given.nbytes:
@@ -161,7 +162,7 @@ class Operations:
             raise _wrong_size("output", output, given, self.size())
         return self._move(Kind.allgather, [given], [output], opts, out_sizes=[given.nbytes] * self.size())
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return self._together(
             [
                 self.all_gather_single(output, given, opts)
@@ -169,7 +170,7 @@ class Operations:
             ]
         )
 
-    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         self._check_count(outputs, "all_gather_coalesced")
         parts = [tensor for of_rank in outputs for tensor in of_rank]
         sizes = [sum(tensor.nbytes for tensor in of_rank) for of_rank in outputs]
@@ -358,7 +359,7 @@ class Operations:
     def _together(self, works: list[Any]) -> Any:
         if len(works) == 1:
             return works[0]
-        return CombinedWork(works, self._completer) if works else DONE
+        return of_several_tensors(CombinedWork(works, self._completer)) if works else DONE
 
     # About the group
 
@@ -431,7 +432,7 @@ def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:
 def _factor(op: Any) -> float:
     if op.op != _Op.PREMUL_SUM:
         return 1.0
-    factor = op.factor
+    factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]  # the latter in earlier versions
     return float(factor() if callable(factor) else factor)
 
 

@@ -18,17 +18,48 @@ from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
 from ronde._native import Message
 from ronde.errors import TimeoutError, UsageError
 
-__all__ = ["DONE", "NO_LIMIT", "CombinedWork", "Completer", "Done", "Operation", "InFlight", "nanoseconds"]
+__all__ = [
+    "DONE",
+    "NO_LIMIT",
+    "CombinedWork",
+    "Completer",
+    "Done",
+    "InFlight",
+    "Operation",
+    "nanoseconds",
+    "of_several_tensors",
+]
 
 NO_LIMIT = timedelta(0)
 _MICROSECOND = timedelta(microseconds=1)
 _NO_LOCK = nullcontext()
+
+# Before PyTorch 2.8, C++ code that has a work does not keep its Python object alive. Without that object it finds none
+# of the methods here, and waits forever. So works stay in `_unwaited` until somebody waits for them. A work of several
+# tensors, for each of which C++ code may wait, becomes one of C++ itself (`of_several_tensors`).
+_FORGETS_WORKS = torch.__version__ < (2, 8)
+_MOST_UNWAITED = 10_000  # a program that never waits drops the oldest ones
+_unwaited: dict[int, TorchWork] = {}
+
+
+def _keep(work: TorchWork) -> None:
+    _unwaited[id(work)] = work
+    if len(_unwaited) > _MOST_UNWAITED:
+        _unwaited.pop(next(iter(_unwaited)), None)
+
+
+def of_several_tensors(work: Any) -> Any:
+    """Return the work in a form whose end C++ code can await once for each of its tensors."""
+    if not _FORGETS_WORKS:
+        return work
+    return c10d._create_work_from_future(work.get_future())  # type: ignore[attr-defined]
 
 
 def nanoseconds(time: timedelta) -> int:
@@ -70,6 +101,8 @@ class Operation(TorchWork):  # type: ignore[misc]
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
         self.is_message = isinstance(pending, Message)
+        if _FORGETS_WORKS:
+            _keep(self)
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait until the operation is done. Raises its error, TimeoutError if `timeout` is over before."""
@@ -83,6 +116,8 @@ class Operation(TorchWork):  # type: ignore[misc]
                 self._finish()
                 self._finish = None
         self._memory.clear()
+        if _FORGETS_WORKS:
+            _unwaited.pop(id(self), None)
         return True
 
     def synchronize(self) -> None:
