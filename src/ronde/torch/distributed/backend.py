@@ -55,6 +55,9 @@ class _Members(Operations):
         self._ended = "the process group was destroyed"
         self._set_timeout(timeout)
 
+    def __repr__(self) -> str:
+        return f"<process group {self._name} of ronde: rank {self._rank} of {self._size}>"
+
     def _connected(self) -> GroupConnection:
         connection = self._connection
         if connection is None:

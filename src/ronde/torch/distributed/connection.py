@@ -45,6 +45,7 @@ class GroupConnection:
         self.communicator, self.mailbox, self.ranks = communicator, mailbox, ranks
         self.queue = _native.CallQueue(communicator.native)
         self.context = _context_of(communicator.label)
+        self.stall_warning_ns = settings.resolve(settings.environment()).stall_warning_ns
         self.is_default = False  # whether new groups are made of it
         self.groups: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
         self.names_used: dict[int, int] = {}  # by the context of their meeting, how often groups had a name

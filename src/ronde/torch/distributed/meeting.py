@@ -10,6 +10,7 @@ Ranks of one world meet by messages of its mailbox, so that they need no store a
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -36,9 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MailboxMeeting", "address_towards", "factory_of", "meet", "store_of"]
 
+_log = logging.getLogger(__name__)
+
 Made = TypeVar("Made")
 
 _GOES_ON, _HAS_FAILED = b"+", b"!"  # what a message about a new group begins with
+_NOTICE_NS = 10**10  # when a rank says for which one it waits
 _MOST_BYTES = 1 << 24  # of such a message: bounds the memory that a peer can make this rank allocate
 
 # By the name of a group, the last epoch to which this process has come, and whether a group came of it: a group of the
@@ -152,16 +156,23 @@ class MailboxMeeting:
         return message[1:]
 
     def _wait(self, message: Message, rank: int) -> None:
-        if not message.wait(max(1, self._deadline_ns - time.monotonic_ns())):
+        if message.wait(min(_NOTICE_NS, self._left_ns())):
+            return
+        _log.warning("%s", self._missing(rank))
+        if not message.wait(self._left_ns()):
             waited_ns = time.monotonic_ns() - self._began_ns
             self._mailbox.cancel(self._context, "the group was not made")
-            raise TimeoutError(
-                f"timed out: waited {waited_ns / 1e9:.1f} s for rank {rank} to make a group of the ranks "
-                f"{', '.join(map(str, self._ranks))}; every member must call new_group()",
-                "new_group",
-                waited_ns,
-                (rank,),
-            )
+            raise TimeoutError(f"timed out: {self._missing(rank)}", "new_group", waited_ns, (rank,))
+
+    def _left_ns(self) -> int:
+        return max(1, self._deadline_ns - time.monotonic_ns())
+
+    def _missing(self, rank: int) -> str:
+        waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        return (
+            f"rank {self._rank} has waited {waited_s:.1f} s for rank {rank} to make a group of the ranks "
+            f"{', '.join(map(str, self._ranks))}; every member must call new_group()"
+        )
 
 
 def store_of(store: TorchsOwnStore) -> tuple[Store, str]:

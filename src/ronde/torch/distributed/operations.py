@@ -298,11 +298,15 @@ class Operations:
         (ready,), _ = _on_host([tensor], has_values=True)
         peer = connection.ranks[self._peer(dest)]
         message = connection.mailbox.send(peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes)
-        return self._begun(message, [tensor], [ready], limit_ns=self._timeout_ns)
+
+        def what() -> str:
+            return f"{self}: send of {ready.nbytes} bytes with tag {tag} to rank {dest}"
+
+        return self._begun(message, [tensor], [ready], limit_ns=self._timeout_ns, what=what)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
         connection = self._connected()
-        return self._receive(connection, tensors, connection.ranks[self._peer(source)], tag)
+        return self._receive(connection, tensors, self._peer(source), tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self._receive(self._connected(), tensors, -1, tag)
@@ -312,14 +316,19 @@ class Operations:
         (ready,), finish = _on_host([tensor], has_values=False)
         ranks = connection.ranks
         others = [rank for rank in ranks if rank != ranks[self.rank()]] if peer < 0 else ()
+        source_rank = ranks[peer] if peer >= 0 else -1
         message = connection.mailbox.receive(
-            peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes, others
+            source_rank, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes, others
         )
 
         def source() -> int:
             return ranks.index(message.source())
 
-        return self._begun(message, [tensor], [ready], finish, self._timeout_ns, source)
+        def what() -> str:
+            sender = f"rank {peer}" if peer >= 0 else "any rank"
+            return f"{self}: receive of {ready.nbytes} bytes with tag {tag} from {sender}"
+
+        return self._begun(message, [tensor], [ready], finish, self._timeout_ns, source, what)
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < self.size():
@@ -345,13 +354,15 @@ class Operations:
         finish: Callable[[], None] | None = None,
         limit_ns: int = 0,
         source: Callable[[], int] | None = None,
+        what: Callable[[], str] | None = None,
     ) -> Operation:
         """Return the operation. Its tensors live until it is done, also if the program drops them and never waits."""
         if len(self._in_flight) >= self._most_in_flight:
             self._in_flight = [each for each in self._in_flight if not each[0].is_done()]
             self._most_in_flight = 2 * len(self._in_flight) + 16
         self._in_flight.append((pending, memory))
-        work = Operation(pending, self._completer, result, memory, finish, limit_ns, source)
+        warning_ns = 0 if what is None else self._connected().stall_warning_ns
+        work = Operation(pending, self._completer, result, memory, finish, limit_ns, source, what, warning_ns)
         if self._batch is not None:
             self._batch.append(work)
         return work

@@ -10,6 +10,7 @@ wait for the callbacks of another one that could wait for it: see `Completer`.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from torch.futures import Future
 
 from ronde._native import Message
 from ronde.errors import TimeoutError, UsageError
+from ronde.stall.stacks import places_of_waits
 
 __all__ = [
     "DONE",
@@ -36,6 +38,8 @@ __all__ = [
     "nanoseconds",
     "of_several_tensors",
 ]
+
+_log = logging.getLogger(__name__)
 
 NO_LIMIT = timedelta(0)
 _MICROSECOND = timedelta(microseconds=1)
@@ -81,7 +85,8 @@ class Operation(TorchWork):  # type: ignore[misc]
     `result`: the output tensors. `memory`: everything that has to stay alive until the operation is done, emptied then.
     `finish`: what remains to be done with the output, such as a copy to the device; the first thread that waits does
     it. `limit_ns`: how long `wait` waits unless it is told (0: for as long as the operation takes). `source`: of a
-    message, its sender.
+    message, its sender. `what`: describes a message, which no stall report has;
+    `wait` logs a warning after `warning_ns` (0: none).
     """
 
     def __init__(
@@ -93,10 +98,13 @@ class Operation(TorchWork):  # type: ignore[misc]
         finish: Callable[[], None] | None = None,
         limit_ns: int = 0,
         source: Callable[[], int] | None = None,
+        what: Callable[[], str] | None = None,
+        warning_ns: int = 0,
     ) -> None:
         super().__init__()
         self._pending, self._completer = pending, completer
         self._result, self._memory = result, memory
+        self._what, self._warning_ns = what, warning_ns
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
@@ -107,9 +115,10 @@ class Operation(TorchWork):  # type: ignore[misc]
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait until the operation is done. Raises its error, TimeoutError if `timeout` is over before."""
         limit_ns = nanoseconds(timeout) if timeout else self._limit_ns
-        if not self._pending.wait(limit_ns if limit_ns > 0 else -1):
+        if not self._is_done_within(limit_ns if limit_ns > 0 else -1):
+            what = "the operation" if self._what is None else self._what()
             raise TimeoutError(
-                f"the operation was not done after {limit_ns / 1e9:g} s; it goes on", waited_ns=limit_ns
+                f"timed out: {what} was not done after {limit_ns / 1e9:g} s; it goes on", waited_ns=limit_ns
             )
         with self._finishing:
             if self._finish is not None:
@@ -119,6 +128,17 @@ class Operation(TorchWork):  # type: ignore[misc]
         if _FORGETS_WORKS:
             _unwaited.pop(id(self), None)
         return True
+
+    def _is_done_within(self, limit_ns: int) -> bool:
+        """Wait, and log a warning if that takes long. Return False if the time is over; -1: no limit."""
+        first_ns = self._warning_ns
+        if self._what is None or first_ns == 0 or 0 <= limit_ns <= first_ns:
+            return self._pending.wait(limit_ns)
+        if self._pending.wait(first_ns):
+            return True
+        places = "; ".join(places_of_waits())
+        _log.warning("%s waits for more than %g s, in %s", self._what(), first_ns / 1e9, places)
+        return self._pending.wait(limit_ns if limit_ns < 0 else limit_ns - first_ns)
 
     def synchronize(self) -> None:
         self.wait()
