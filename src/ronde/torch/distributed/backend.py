@@ -100,9 +100,17 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
     ) -> None:
         torch.distributed.ProcessGroup.__init__(self, rank, size)
         _Members.__init__(self, rank, size, timeout, name, connection)
+        if HAS_PYTHON_BACKENDS:
+            # PyTorch's recorder of operations asks native code for the group's name, which only a backend there has.
+            custom = torch.distributed.ProcessGroup.BackendType.CUSTOM
+            self._set_default_backend(custom)
+            named = RondeBackend(rank, size, timeout, name, None, range(size))
+            self._register_backend(torch.device("cpu"), custom, named)
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
+        if HAS_PYTHON_BACKENDS:
+            super()._set_group_name(name)
 
     def getGroupName(self) -> str:  # noqa: N802
         return self._name
