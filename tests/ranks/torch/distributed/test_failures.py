@@ -139,7 +139,7 @@ def never_comes(folder: str) -> str:
             while not all(Path(folder, f"seen{each}").exists() for each in range(size - 1)):
                 time.sleep(0.02)
             return ""
-        with pytest.raises(TimeoutError, match="3 s") as caught:
+        with pytest.raises(TimeoutError, match="3 s"):
             dist.recv(torch.empty(1), size - 1)
         work = dist.all_reduce(torch.ones(3), async_op=True)
         with pytest.raises(TimeoutError):
