@@ -119,6 +119,12 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
         self._generations = Generations()
         if connection is None:
             self._ended = NOT_CONFIGURED
+        if HAS_PYTHON_BACKENDS:
+            # PyTorch's recorder of operations asks native code for the group's name, which only a backend there has.
+            custom = torch.distributed.ProcessGroup.BackendType.CUSTOM
+            self._set_default_backend(custom)
+            named = RondeBackend(rank, size, timeout, name, None, range(size))
+            self._register_backend(torch.device("cpu"), custom, named)
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -153,6 +159,8 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
+        if HAS_PYTHON_BACKENDS:
+            super()._set_group_name(name)
 
     def getGroupName(self) -> str:  # noqa: N802
         return self._name

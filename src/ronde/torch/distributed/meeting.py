@@ -41,7 +41,8 @@ _log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
-_GOES_ON, _HAS_FAILED = b"+", b"!"  # what a message about a new group begins with
+_GOES_ON, _HAS_FAILED, _TIMED_OUT = b"+", b"!", b"?"  # what a message about a new group begins with
+_GRACE_NS = 2 * 10**9
 _NOTICE_NS = 10**10  # when a rank says for which one it waits
 _MOST_BYTES = 1 << 24  # of such a message: bounds the memory that a peer can make this rank allocate
 
@@ -106,6 +107,10 @@ class MailboxMeeting:
         self._mailbox, self._ranks, self._rank = mailbox, ranks, rank
         self._context, self._deadline_ns = context, deadline_ns
         self._began_ns = time.monotonic_ns()
+        if rank != ranks[0]:
+            self._deadline_ns += (
+                _GRACE_NS  # for what the first member says of those that did not come in time
+            )
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """Return the bytes of all members, by their place in `ranks`.
@@ -132,10 +137,15 @@ class MailboxMeeting:
         self._tell(others if self._rank == first else [first], error)
 
     def _tell(self, ranks: Sequence[int], error: BaseException) -> None:
-        text = f"rank {self._rank} on {host_name()} failed in new_group(): {type(error).__name__}: {error}"
+        if isinstance(error, TimeoutError):
+            message = _TIMED_OUT + str(error).encode()
+        else:
+            name = type(error).__name__
+            text = f"rank {self._rank} on {host_name()} failed in new_group(): {name}: {error}"
+            message = _HAS_FAILED + text.encode()
         for rank in ranks:
             with suppress(RondeError):
-                self._send(rank, _HAS_FAILED + text.encode())
+                self._send(rank, message)
 
     def _send(self, rank: int, message: bytes) -> None:
         size = np.array([len(message)], np.int64)
@@ -151,9 +161,12 @@ class MailboxMeeting:
         body = np.empty(size[0], np.uint8)
         self._wait(self._mailbox.receive(rank, self._context, 0, body.ctypes.data, body.nbytes), rank)
         message = body.tobytes()
-        if message.startswith(_HAS_FAILED):
-            raise PeerLostError(message[1:].decode(errors="replace"), rank)
-        return message[1:]
+        kind, rest = message[:1], message[1:]
+        if kind == _TIMED_OUT:
+            raise TimeoutError(rest.decode(errors="replace"), "new_group")
+        if kind == _HAS_FAILED:
+            raise PeerLostError(rest.decode(errors="replace"), rank)
+        return rest
 
     def _wait(self, message: Message, rank: int) -> None:
         if message.wait(min(_NOTICE_NS, self._left_ns())):

@@ -179,7 +179,13 @@ def shapes(rank: int, size: int) -> None:
         each_way(dist.all_gather, parts, torch.full(shape, float(rank)))
         same(parts, [torch.full(shape, float(each)) for each in range(size)])
     grid = torch.arange(12.0).view(3, 4)
-    for view in (lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[1:, 1:3], lambda x: x[:, :1].expand(3, 1)):
+    views: tuple[Callable[[Any], Any], ...] = (
+        lambda x: x.t(),
+        lambda x: x[:, ::2],
+        lambda x: x[1:, 1:3],
+        lambda x: x[:, :1].expand(3, 1),
+    )
+    for view in views:
         result = view(grid + rank).detach()
         each_way(dist.all_reduce, result)
         factor = (size * grid + sum(range(size))) * size

@@ -54,7 +54,7 @@ def trainer(backend: str, folder: str) -> list[Any]:
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch.strategies import DDPStrategy
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = transformer()

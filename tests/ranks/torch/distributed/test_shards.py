@@ -272,7 +272,7 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_three(tmp_path: Path) -> None:
 # Pipelines
 
 
-class Part(torch.nn.Module):  # type: ignore[misc, name-defined]
+class Part(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
