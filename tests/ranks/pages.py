@@ -26,7 +26,11 @@ PAGES = {
 }
 NEEDS = ("spark", "ray", "dask", "flink", "torch")  # tests/clusters runs those that need an engine
 BY_HAND = ("docs/debugging.md",)  # tests/ranks/launcher/test_debuggers.py is the user at the debugger
-COMMANDS = {"ronde": (sys.executable, "-m", "ronde"), "python": (sys.executable,)}
+COMMANDS = {
+    "ronde": (sys.executable, "-m", "ronde"),
+    "python": (sys.executable,),
+    "torchrun": (sys.executable, "-m", "torch.distributed.run"),
+}
 
 
 class Run(NamedTuple):

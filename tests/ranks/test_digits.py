@@ -1,4 +1,4 @@
-"""`examples/digits.py` and `digits_torch.py` under `ronde run`: they learn, with any number of ranks alike."""
+"""The examples under `ronde run`: they learn, `digits.py` and `digits_torch.py` with any number of ranks alike."""
 
 from __future__ import annotations
 
@@ -61,3 +61,15 @@ def test_digits_torch_reaches_its_accuracy_and_plots(tmp_path: Path) -> None:
     assert any(re.fullmatch(r"\[0\] time waiting for communication: \d+\.\d%", line) for line in lines)
     assert_accurate(lines[-1])
     assert picture.stat().st_size > 0
+
+
+def test_ddp_digits_reaches_its_accuracy() -> None:
+    pytest.importorskip("torch")
+    assert_accurate(train("ddp_digits.py", 2)[-1])
+
+
+def test_fsdp_digits_reaches_its_accuracy() -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("needs PyTorch 2.6 or later")
+    assert_accurate(train("fsdp_digits.py", 2)[-1])

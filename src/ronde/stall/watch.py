@@ -15,7 +15,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from ronde import _native
@@ -40,7 +41,7 @@ from ronde.stall.inspector import (
 from ronde.stall.reports import Subject, abort_reason, describe_stall, readable_stacks
 from ronde.stall.stacks import StackDump, describe_children, format_stacks, main_thread_id, places_of_waits
 
-__all__ = ["StallWatch", "hide_thread"]
+__all__ = ["StallWatch", "hide_thread", "keeping_thread"]
 
 _ASKED, _ANSWER, _STACKS_WANTED, _STACKS = 1, 2, 3, 4  # StallHub::Event::Type of cpp/waiting/stall_hub.h
 _LATE_NS = 10**9 // 2  # a thread that wakes later than this had to wait for the interpreter's lock
@@ -151,6 +152,22 @@ class StallWatch:
         return states
 
 
+@contextmanager
+def keeping_thread() -> Iterator[None]:
+    """Keep the thread of this process for watches that begin within the block."""
+    with _Inspection.lock:
+        inspection = _Inspection.of_this_process()
+        inspection.keepers += 1
+    try:
+        yield
+    finally:
+        with _Inspection.lock:
+            inspection.keepers -= 1
+            ended = inspection.end_if_unused()
+        if ended:
+            inspection.join_thread()
+
+
 class _Inspection:
     """The thread and the watches it serves. Everything except the thread's sleep happens with `lock` held."""
 
@@ -168,6 +185,7 @@ class _Inspection:
         self._watches: dict[int, weakref.ref[StallWatch]] = {}
         self._dump = StackDump()
         self._hidden: list[int] = []
+        self.keepers = 0
         self._thread = threading.Thread(target=self._run, name="ronde-stalls", daemon=True)
         self._thread.start()
         self.hide_from_stacks(self._thread)
@@ -185,7 +203,11 @@ class _Inspection:
 
     def remove_watch(self, member: int) -> bool:
         """Stop serving a watch. Return whether it was the last one, so that the thread ends."""
-        if self._watches.pop(member, None) is None or self._watches:
+        return self._watches.pop(member, None) is not None and self.end_if_unused()
+
+    def end_if_unused(self) -> bool:
+        """End the thread if it serves no watch; return whether it does."""
+        if self._watches or self.keepers or _Inspection.only is not self:
             return False
         _Inspection.only = None
         self.native.use_stacks(0, -1, "")

@@ -12,21 +12,23 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch.distributed
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
+from ronde import settings
 from ronde.errors import NotInitializedError, UsageError
+from ronde.stall.watch import keeping_thread
 from ronde.torch.distributed.connection import (
     GroupConnection,
     connect_group,
     connect_world,
     world_of_default_group,
 )
-from ronde.torch.distributed.meeting import store_of
+from ronde.torch.distributed.meeting import factory_of, store_of
 from ronde.torch.distributed.operations import Operations
 from ronde.torch.distributed.reconfiguration import Generations
 from ronde.torch.distributed.work import DONE, Completer, nanoseconds
@@ -54,6 +56,9 @@ class _Members(Operations):
         self._in_flight = []
         self._ended = "the process group was destroyed"
         self._set_timeout(timeout)
+
+    def __repr__(self) -> str:
+        return f"<process group {self._name} of ronde: rank {self._rank} of {self._size}>"
 
     def _connected(self) -> GroupConnection:
         connection = self._connection
@@ -119,6 +124,12 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
         self._generations = Generations()
         if connection is None:
             self._ended = NOT_CONFIGURED
+        if HAS_PYTHON_BACKENDS:
+            # PyTorch's recorder of operations asks native code for the group's name, which only a backend there has.
+            custom = torch.distributed.ProcessGroup.BackendType.CUSTOM
+            self._set_default_backend(custom)
+            named = RondeBackend(rank, size, timeout, name, None, range(size))
+            self._register_backend(torch.device("cpu"), custom, named)
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -140,20 +151,21 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
     def reconfigure_with(self, uuid: int, handles: Collection[str], timeout: timedelta | None) -> None:
         """See `ronde.torch.distributed.reconfigure`."""
         planned = self._generations.plan(uuid, handles)
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close("the process group was reconfigured")  # others may still finish its operations
         self._ended = "its last reconfigure() failed; call it again"
         limit_ns = self._timeout_ns if timeout is None else nanoseconds(timeout)
-        self._connection = self._generations.connect(planned, limit_ns)
+        connection, self._connection = self._connection, None
+        with keeping_thread():
+            if connection is not None:
+                # Not aborted: others may still finish its operations.
+                connection.close("the process group was reconfigured")
+            self._connection = self._generations.connect(planned, limit_ns)
         self._connection.is_default = self._is_default
         self._rank, self._size = planned.rank, planned.size
 
-    def _get_backend(self, device: Any) -> Any:
-        return self  # of all devices
-
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
+        if HAS_PYTHON_BACKENDS:
+            super()._set_group_name(name)
 
     def getGroupName(self) -> str:  # noqa: N802
         return self._name
@@ -173,6 +185,54 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
     @property
     def group_desc(self) -> str:
         return self._description
+
+    # PyTorch asks the backend of a device for some things, which here is the group itself
+
+    store: Any = None  # of PyTorch, of which a part of the group is made
+    global_ranks: Sequence[int] = ()
+
+    def _get_backend(self, device: Any) -> Any:
+        return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    @property
+    def options(self) -> Any:
+        return c10d.Backend.Options(NAME, timedelta(microseconds=self._timeout_ns // 1000))
+
+    def get_group_store(self) -> Any:
+        return self.store
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return False
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Any:
+        """Return a group of these ranks of this one, None if this rank is not among them."""
+        if self._rank not in ranks:
+            return None
+        given = torch.distributed.distributed_c10d._DistributedBackendOptions()
+        given.group_id = group_name or f"{self._name}:{','.join(map(str, ranks))}"
+        given.store = torch.distributed.PrefixStore(f"{given.group_id}/", self.store)
+        given.group_rank, given.group_size = list(ranks).index(self._rank), len(ranks)
+        given.timeout = timeout or timedelta(microseconds=self._timeout_ns // 1000)
+        given.global_ranks_in_group = [self.global_ranks[rank] for rank in ranks]
+        made = make_backend(given)
+        made.setGroupDesc(group_desc or "undefined")
+        return made
 
     # Earlier names of operations
 
@@ -263,7 +323,9 @@ def make_backend(given: Any, options: Any = None) -> Any:
     waits = getattr(given, "enable_reconfigure", False) or getattr(options, "enable_reconfigure", False)
     connection = None if waits and not others else _connect(given, ranks, nanoseconds(timeout))
     if not others:
-        return RondeGroup(rank, size, timeout, name, connection, not ranks)
+        group = RondeGroup(rank, size, timeout, name, connection, not ranks)
+        group.store, group.global_ranks = given.store, ranks or range(size)
+        return group
     if HAS_PYTHON_BACKENDS:
         return RondeBackend(rank, size, timeout, name, connection, ranks or range(size))
     mixed = MixedGroup(rank, size, timeout, name, connection, not ranks)
@@ -276,8 +338,15 @@ def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> GroupConnecti
     if ranks and world is not None:
         return connect_group(world, ranks, given.group_id, timeout_ns)
     store, host = store_of(given.store)
+    wanted = settings.resolve(settings.environment())
     made = connect_world(
-        store, host, given.group_rank, given.group_size, given.group_id, timeout_ns, "init_process_group()"
+        store,
+        given.group_rank,
+        given.group_size,
+        given.group_id,
+        timeout_ns,
+        "init_process_group()",
+        lambda exchange: factory_of(exchange, wanted, host),
     )
     made.is_default = not ranks
     return made
@@ -311,19 +380,35 @@ def _make_other(backend: str, device: str, given: Any) -> Any:
     )
 
 
+def _keep_from_compiler(*classes: type) -> None:
+    """Have PyTorch's compiler run the methods of these classes, and what they call, as they are.
+
+    Native code calls them within compiled programs, such as a compiled DistributedDataParallel. The compiler would try
+    to compile them and fail, because it allows no Python code to use attributes of a process group.
+    """
+    compiler = torch._C._dynamo.eval_frame
+    if hasattr(compiler, "set_code_exec_strategy"):
+        action = compiler._FrameAction.SKIP
+        strategy = compiler._FrameExecStrategy(action, action)
+        set_strategy = compiler.set_code_exec_strategy
+    else:  # earlier versions
+        strategy, set_strategy = None, lambda code, _: compiler.skip_code(code)
+    for each in classes:
+        for method in vars(each).values():
+            if isinstance(method, FunctionType):
+                set_strategy(method.__code__, strategy)
+
+
 def register() -> None:
     """Make `init_process_group("ronde")` known. A second call does nothing."""
     if NAME.upper() not in torch.distributed.Backend._plugins:
         torch.distributed.Backend.register_backend(NAME, make_backend, extended_api=True, devices=DEVICES)
+        _keep_from_compiler(Operations, _Members, RondeGroup, MixedGroup)
         _replace_monitored_barrier()
 
 
 def _replace_monitored_barrier() -> None:
-    """Let `torch.distributed.monitored_barrier` serve our groups.
-
-    PyTorch's function refuses them before it asks the group: up to 2.13 because the name is not "gloo", later because a
-    group that is a Python class has no list of devices.
-    """
+    """Let `torch.distributed.monitored_barrier` serve our groups: up to 2.13 it refuses all backends but Gloo by name."""
     original = distributed_c10d.monitored_barrier
 
     @functools.wraps(original)

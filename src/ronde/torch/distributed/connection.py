@@ -24,7 +24,7 @@ from ronde.comm.world_attempt import WorldAttempt
 from ronde.errors import RondeError
 from ronde.job_key import JobKey
 from ronde.stores.store import Store
-from ronde.torch.distributed.meeting import MailboxMeeting, factory_of, meet
+from ronde.torch.distributed.meeting import MailboxMeeting, meet
 
 __all__ = ["GroupConnection", "connect_alone", "connect_group", "connect_world", "world_of_default_group"]
 
@@ -45,6 +45,7 @@ class GroupConnection:
         self.communicator, self.mailbox, self.ranks = communicator, mailbox, ranks
         self.queue = _native.CallQueue(communicator.native)
         self.context = _context_of(communicator.label)
+        self.stall_warning_ns = settings.resolve(settings.environment()).stall_warning_ns
         self.is_default = False  # whether new groups are made of it
         self.groups: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
         self.names_used: dict[int, int] = {}  # by the context of their meeting, how often groups had a name
@@ -106,21 +107,26 @@ def connect_alone() -> GroupConnection:
 
 
 def connect_world(
-    store: Store, store_host: str, rank: int, size: int, name: str | None, timeout_ns: int, call: str
+    store: Store,
+    rank: int,
+    size: int,
+    name: str | None,
+    timeout_ns: int,
+    call: str,
+    factory_of: Callable[[Exchange], CommunicatorFactory],
 ) -> GroupConnection:
     """Return a world of `size` ranks, which all call it and meet at the store.
 
-    `store_host`: serves the store, "" if that is not known. `name`: of the group, if groups of that name may be made
-    again at this store. `call`: the user's, for messages. Raises TimeoutError that names the missing ranks, UsageError
-    if there is no job key, MismatchError if settings differ that must be equal.
+    `name`: of the group, if groups of that name may be made again at this store. `call`: the user's, for messages.
+    `factory_of`: makes the connections. Raises TimeoutError that names the missing ranks, UsageError if there is no job
+    key, MismatchError if settings differ that must be equal.
     """
     if size == 1:
         return connect_alone()
-    wanted = settings.resolve(settings.environment())
     deadline_ns = time.monotonic_ns() + timeout_ns
 
     def make(attempt: WorldAttempt) -> GroupConnection:
-        factory = factory_of(attempt.exchange, wanted, store_host)
+        factory = factory_of(attempt.exchange)
         return _make_world(factory, rank, size, attempt.exchange, attempt.name, deadline_ns, attempt.check)
 
     return meet(store, rank, size, name, deadline_ns, make, call)

@@ -10,6 +10,7 @@ Ranks of one world meet by messages of its mailbox, so that they need no store a
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MailboxMeeting", "address_towards", "factory_of", "meet", "store_of"]
 
+_log = logging.getLogger(__name__)
+
 Made = TypeVar("Made")
 
-_GOES_ON, _HAS_FAILED = b"+", b"!"  # what a message about a new group begins with
+_GOES_ON, _HAS_FAILED, _TIMED_OUT = b"+", b"!", b"?"  # what a message about a new group begins with
+_GRACE_NS = 2 * 10**9
+_NOTICE_NS = 10**10  # when a rank says for which one it waits
 _MOST_BYTES = 1 << 24  # of such a message: bounds the memory that a peer can make this rank allocate
 
 # By the name of a group, the last epoch to which this process has come, and whether a group came of it: a group of the
@@ -102,6 +107,10 @@ class MailboxMeeting:
         self._mailbox, self._ranks, self._rank = mailbox, ranks, rank
         self._context, self._deadline_ns = context, deadline_ns
         self._began_ns = time.monotonic_ns()
+        if rank != ranks[0]:
+            self._deadline_ns += (
+                _GRACE_NS  # for what the first member says of those that did not come in time
+            )
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """Return the bytes of all members, by their place in `ranks`.
@@ -128,10 +137,15 @@ class MailboxMeeting:
         self._tell(others if self._rank == first else [first], error)
 
     def _tell(self, ranks: Sequence[int], error: BaseException) -> None:
-        text = f"rank {self._rank} on {host_name()} failed in new_group(): {type(error).__name__}: {error}"
+        if isinstance(error, TimeoutError):
+            message = _TIMED_OUT + str(error).encode()
+        else:
+            name = type(error).__name__
+            text = f"rank {self._rank} on {host_name()} failed in new_group(): {name}: {error}"
+            message = _HAS_FAILED + text.encode()
         for rank in ranks:
             with suppress(RondeError):
-                self._send(rank, _HAS_FAILED + text.encode())
+                self._send(rank, message)
 
     def _send(self, rank: int, message: bytes) -> None:
         size = np.array([len(message)], np.int64)
@@ -147,21 +161,31 @@ class MailboxMeeting:
         body = np.empty(size[0], np.uint8)
         self._wait(self._mailbox.receive(rank, self._context, 0, body.ctypes.data, body.nbytes), rank)
         message = body.tobytes()
-        if message.startswith(_HAS_FAILED):
-            raise PeerLostError(message[1:].decode(errors="replace"), rank)
-        return message[1:]
+        kind, rest = message[:1], message[1:]
+        if kind == _TIMED_OUT:
+            raise TimeoutError(rest.decode(errors="replace"), "new_group")
+        if kind == _HAS_FAILED:
+            raise PeerLostError(rest.decode(errors="replace"), rank)
+        return rest
 
     def _wait(self, message: Message, rank: int) -> None:
-        if not message.wait(max(1, self._deadline_ns - time.monotonic_ns())):
+        if message.wait(min(_NOTICE_NS, self._left_ns())):
+            return
+        _log.warning("%s", self._missing(rank))
+        if not message.wait(self._left_ns()):
             waited_ns = time.monotonic_ns() - self._began_ns
             self._mailbox.cancel(self._context, "the group was not made")
-            raise TimeoutError(
-                f"timed out: waited {waited_ns / 1e9:.1f} s for rank {rank} to make a group of the ranks "
-                f"{', '.join(map(str, self._ranks))}; every member must call new_group()",
-                "new_group",
-                waited_ns,
-                (rank,),
-            )
+            raise TimeoutError(f"timed out: {self._missing(rank)}", "new_group", waited_ns, (rank,))
+
+    def _left_ns(self) -> int:
+        return max(1, self._deadline_ns - time.monotonic_ns())
+
+    def _missing(self, rank: int) -> str:
+        waited_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        return (
+            f"rank {self._rank} has waited {waited_s:.1f} s for rank {rank} to make a group of the ranks "
+            f"{', '.join(map(str, self._ranks))}; every member must call new_group()"
+        )
 
 
 def store_of(store: TorchsOwnStore) -> tuple[Store, str]:

@@ -1,89 +1,105 @@
-"""A barrier that tells which ranks have not come: rank 0 waits for a message of each other rank, then lets all pass."""
+"""A barrier that names the ranks that did not come.
+
+Every rank reports to rank 0 by a message. Rank 0 waits for the reports until the deadline, then answers every rank with
+one byte by rank: 1 for those missing. So all ranks raise the same error, also those that come later. The barriers of a
+group are counted, and each has its own context of messages: a report that comes too late matches no later one.
+
+The errors have the words of Gloo's, which programs look for, such as "Rank 1 failed to pass monitoredBarrier".
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from datetime import timedelta
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
+import numpy
 
-from ronde.errors import PeerError, TimeoutError
+from ronde.errors import TimeoutError
 
-__all__ = ["follow", "lead"]
+if TYPE_CHECKING:
+    from ronde import _native
 
-Send = Callable[[torch.Tensor, int], Any]  # to a rank
-Receive = Callable[[torch.Tensor, int], Any]  # from a rank
+__all__ = ["monitored_barrier"]
 
-_PASS, _FAIL = 0, 1
+_REPORT, _ANSWER = 0, 1  # tags
+_ANSWER_MARGIN_NS = 5 * 10**9  # rank 0 may have begun to wait later than a rank that waits for its answer
+_FOR_THE_NEXT_NS = 10**6  # after the deadline, for a report that has just arrived
 
 
-def lead(send: Send, receive: Receive, hosts: Sequence[str], limit_ns: int, waits_for_all: bool) -> None:
-    """Take part as rank 0. `hosts`: of all ranks. `waits_for_all`: to name all ranks that do not come, not one.
+def monitored_barrier(
+    mailbox: _native.Mailbox,
+    ranks: Sequence[int],
+    rank: int,
+    name: str,
+    limit_ns: int,
+    wait_all_ranks: bool,
+) -> None:
+    """Wait for all ranks of a group. Rank 0 raises TimeoutError that names the missing ranks, and so do the others.
 
-    Raises TimeoutError that names ranks which have not come within the limit, or are lost.
+    `ranks`: by rank of the group, the rank in the mailbox. `name`: the same on all ranks, of this barrier alone.
+    `wait_all_ranks`: whether the error names all missing ranks, or the first that rank 0 has found.
     """
-    deadline_ns = time.monotonic_ns() + limit_ns
-    ranks = range(1, len(hosts))
-    arrivals = [receive(_message(), rank) for rank in ranks]
-    missing: dict[int, PeerError] = {}
-    for rank, arrival in zip(ranks, arrivals, strict=True):
-        try:
-            _wait(arrival, deadline_ns)
-        except PeerError as error:
-            missing[rank] = error
-            if not waits_for_all:
-                break
-    for rank in ranks:
-        with suppress(PeerError):
-            send(_message(_FAIL if missing else _PASS), rank)
-    if missing:
-        _raise_missing(missing, hosts, limit_ns)
-
-
-def follow(send: Send, receive: Receive, rank: int, host: str, limit_ns: int) -> None:
-    """Take part as another rank. `host`: rank 0's. Raises TimeoutError if other ranks have not come, or rank 0 not."""
-    reached = (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
-        f"rank 0 on {host}"
-    )
-    answer = _message()
+    context = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    answer = numpy.zeros(len(ranks), numpy.uint8)
+    reached = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+    began_ns = time.monotonic_ns()
     try:
-        send(_message(), 0)
-        _wait(receive(answer, 0), time.monotonic_ns() + limit_ns)
-    except PeerError as error:
-        raise TimeoutError(f"{reached}: {error}", "monitored_barrier", limit_ns, (0,)) from error
-    if answer.item() != _PASS:
+        if rank == 0:
+            _collect(mailbox, ranks, context, answer, began_ns + limit_ns, wait_all_ranks)
+        elif not _report(mailbox, ranks[0], context, answer, limit_ns):
+            raise TimeoutError(
+                f"{reached}: it has not answered after {limit_ns / 1e9:g} s, so it did not come to the barrier, or left "
+                f"it earlier without this rank",
+                "monitored_barrier",
+                time.monotonic_ns() - began_ns,
+                (0,),
+            )
+    finally:
+        mailbox.cancel(context, "the barrier has ended")
+    missing = tuple(map(int, numpy.flatnonzero(answer)))
+    if missing:
+        shown = ", ".join(map(str, missing))
+        some = f"ank{'s' if len(missing) > 1 else ''} {shown}"
+        failed = f"R{some} failed to pass monitoredBarrier: Rank 0 timed out in monitoredBarrier"
         raise TimeoutError(
-            f"{reached}: other ranks have not come in time; its error names them",
+            f"{reached if rank else failed}: r{some} did not come within {limit_ns / 1e9:g} s",
             "monitored_barrier",
-            limit_ns,
+            time.monotonic_ns() - began_ns,
+            missing,
         )
 
 
-def _raise_missing(missing: dict[int, PeerError], hosts: Sequence[str], limit_ns: int) -> NoReturn:
-    noun = "Rank" if len(missing) == 1 else "Ranks"
-    where = ", ".join(f"rank {rank} on {hosts[rank]}" for rank in missing)
-    first = next(iter(missing.values()))
-    cause = (
-        f"Rank 0 timed out in monitoredBarrier after {limit_ns // 10**6} ms"
-        if isinstance(first, TimeoutError)
-        else str(first)
-    )
-    raise TimeoutError(
-        f"{noun} {', '.join(map(str, missing))} failed to pass monitoredBarrier: {cause}, waiting for {where}",
-        "monitored_barrier",
-        limit_ns,
-        tuple(missing),
-    ) from first
+def _collect(
+    mailbox: _native.Mailbox,
+    ranks: Sequence[int],
+    context: int,
+    answer: numpy.typing.NDArray[numpy.uint8],
+    deadline_ns: int,
+    wait_all_ranks: bool,
+) -> None:
+    """Wait for the reports, note in `answer` which are missing, and tell all ranks."""
+    reports = [mailbox.receive(peer, context, _REPORT, 0, 0) for peer in ranks[1:]]
+    for rank, report in enumerate(reports, 1):
+        left_ns = max(deadline_ns - time.monotonic_ns(), _FOR_THE_NEXT_NS)
+        if not report.wait(left_ns):
+            answer[rank] = 1
+            if not wait_all_ranks:
+                break
+    answers = [mailbox.send(peer, context, _ANSWER, answer.ctypes.data, answer.nbytes) for peer in ranks[1:]]
+    for message in answers:
+        message.wait(-1)
 
 
-def _message(content: int = _PASS) -> torch.Tensor:
-    return torch.tensor([content], dtype=torch.uint8)
-
-
-def _wait(work: Any, deadline_ns: int) -> None:
-    left_us = max(1, (deadline_ns - time.monotonic_ns()) // 1000)  # 0 would be no limit
-    work.wait(timedelta(microseconds=left_us))
+def _report(
+    mailbox: _native.Mailbox,
+    first: int,
+    context: int,
+    answer: numpy.typing.NDArray[numpy.uint8],
+    limit_ns: int,
+) -> bool:
+    """Report to rank 0, and return whether it has answered."""
+    received = mailbox.receive(first, context, _ANSWER, answer.ctypes.data, answer.nbytes)
+    mailbox.send(first, context, _REPORT, 0, 0).wait(-1)
+    return received.wait(limit_ns + _ANSWER_MARGIN_NS)

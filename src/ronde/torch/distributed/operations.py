@@ -32,8 +32,8 @@ from torch._C._distributed_c10d import (
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
-from ronde.torch.distributed import monitored_barrier
 from ronde.torch.distributed.arguments import listed, with_values
+from ronde.torch.distributed.monitored_barrier import monitored_barrier
 from ronde.torch.distributed.recorded import Recorded, is_profiling
 from ronde.torch.distributed.work import (
     DONE,
@@ -44,6 +44,7 @@ from ronde.torch.distributed.work import (
     InFlight,
     Operation,
     nanoseconds,
+    of_several_tensors,
 )
 from ronde.types import Average, BitAnd, BitOr, BitXor, DType, Kind, Max, Min, Product, ReduceOp, Sum
 
@@ -77,7 +78,6 @@ _NAMES |= {Kind.alltoall: "all_to_all"}  # those that PyTorch spells differently
 
 _NO_SIZES: tuple[int, ...] = ()
 _FIRST_RESERVED_TAG = 2**31  # tags from here on are Ronde's
-_MONITORED_BARRIER = _FIRST_RESERVED_TAG
 
 
 class _Host(NamedTuple):
@@ -115,7 +115,8 @@ class Operations:
         return self._reduce(Kind.allreduce, tensors, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
-        return self._reduce(Kind.allreduce, tensors, tensors, opts or AllreduceCoalescedOptions())
+        works = self._reduce(Kind.allreduce, tensors, tensors, opts or AllreduceCoalescedOptions())
+        return of_several_tensors(works)
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
         if not isinstance(opts, ReduceOptions):
@@ -303,31 +304,22 @@ class Operations:
             opts = with_values(BarrierOptions(), opts, timeout)
         return self._call(Kind.barrier, DType.uint8, Sum, -1, (), (), _NO_SIZES, _NO_SIZES, opts)
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Wait until all ranks have called this. `timeout`: a time, `BarrierOptions`, or None for the group's.
+    def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks. `opts`: a time limit, or options that have one.
 
-        Raises TimeoutError; on rank 0 it names the first rank that has not come, with `wait_all_ranks` all of them.
+        Raises TimeoutError that names the missing ranks, on all ranks that have come.
         """
         connection = self._connected()
-        limit_ns = (
-            nanoseconds(timeout) if isinstance(timeout, timedelta) else _limit_ns(timeout, self._timeout_ns)
+        self._monitored_barriers += 1
+        limit_ns = nanoseconds(opts) if isinstance(opts, timedelta) else _limit_ns(opts, self._timeout_ns)
+        monitored_barrier(
+            connection.mailbox,
+            connection.ranks,
+            self.rank(),
+            f"{connection.context} {self._monitored_barriers}",
+            limit_ns,
+            wait_all_ranks,
         )
-        tag = (
-            _MONITORED_BARRIER + self._monitored_barriers
-        )  # so that a late message does not count for a later one
-        self._monitored_barriers = (self._monitored_barriers + 1) % _FIRST_RESERVED_TAG
-
-        def send(tensor: torch.Tensor, peer: int) -> Any:
-            return self._send(connection, tensor, connection.ranks[peer], tag)
-
-        def receive(tensor: torch.Tensor, peer: int) -> Any:
-            return self._receive(connection, tensor, connection.ranks[peer], tag)
-
-        hosts = connection.communicator.hosts
-        if self.rank() == 0:
-            monitored_barrier.lead(send, receive, hosts, limit_ns, wait_all_ranks)
-        else:
-            monitored_barrier.follow(send, receive, self.rank(), hosts[0], limit_ns)
 
     def _move(
         self,
@@ -395,37 +387,42 @@ class Operations:
     def send(self, tensors: Tensors, dest: int, tag: int = 0) -> Any:
         (tensor,) = tensors
         connection = self._connected()
-        return self._send(connection, tensor, connection.ranks[self._peer(dest)], _tag(tag))
+        (ready,), _ = _on_host([tensor], has_values=True)
+        peer = connection.ranks[self._peer(dest)]
+        message = connection.mailbox.send(peer, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes)
+
+        def what() -> str:
+            return f"{self}: send of {ready.nbytes} bytes with tag {tag} to rank {dest}"
+
+        pending = Recorded(message, "send", [ready]) if is_profiling() else message
+        return self._begun(pending, [tensor], [ready], limit_ns=self._timeout_ns, what=what)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
-        (tensor,) = tensors
-        connection = self._connected()
-        return self._receive(connection, tensor, connection.ranks[self._peer(source)], _tag(tag))
+        return self._receive(self._connected(), tensors, self._peer(source), tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
+        return self._receive(self._connected(), tensors, -1, tag)
+
+    def _receive(self, connection: GroupConnection, tensors: Tensors, peer: int, tag: int) -> Any:
         (tensor,) = tensors
-        return self._receive(self._connected(), tensor, -1, _tag(tag))
-
-    def _send(self, connection: GroupConnection, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        (ready,), _ = _on_host([tensor], has_values=True)
-        message = connection.mailbox.send(peer, connection.context, tag, ready.data_ptr(), ready.nbytes)
-        pending = Recorded(message, "send", [ready]) if is_profiling() else message
-        return self._begun(pending, [tensor], [ready], limit_ns=self._timeout_ns)
-
-    def _receive(self, connection: GroupConnection, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         (ready,), finish = _on_host([tensor], has_values=False)
         ranks = connection.ranks
         others = [rank for rank in ranks if rank != ranks[self.rank()]] if peer < 0 else ()
+        source_rank = ranks[peer] if peer >= 0 else -1
         message = connection.mailbox.receive(
-            peer, connection.context, tag, ready.data_ptr(), ready.nbytes, others
+            source_rank, connection.context, _tag(tag), ready.data_ptr(), ready.nbytes, others
         )
 
         def source() -> int:
             return ranks.index(message.source())
 
+        def what() -> str:
+            sender = f"rank {peer}" if peer >= 0 else "any rank"
+            return f"{self}: receive of {ready.nbytes} bytes with tag {tag} from {sender}"
+
         name = "recv" if peer >= 0 else "recvAnySource"
         pending = Recorded(message, name, [ready]) if is_profiling() else message
-        return self._begun(pending, [tensor], [ready], finish, self._timeout_ns, source)
+        return self._begun(pending, [tensor], [ready], finish, self._timeout_ns, source, what)
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < self.size():
@@ -451,13 +448,15 @@ class Operations:
         finish: Callable[[], None] | None = None,
         limit_ns: int = 0,
         source: Callable[[], int] | None = None,
+        what: Callable[[], str] | None = None,
     ) -> Operation:
         """Return the operation. Its tensors live until it is done, also if the program drops them and never waits."""
         if len(self._in_flight) >= self._most_in_flight:
             self._in_flight = [each for each in self._in_flight if not each[0].is_done()]
             self._most_in_flight = 2 * len(self._in_flight) + 16
         self._in_flight.append((pending, memory))
-        work = Operation(pending, self._completer, result, memory, finish, limit_ns, source)
+        warning_ns = 0 if what is None else self._connected().stall_warning_ns
+        work = Operation(pending, self._completer, result, memory, finish, limit_ns, source, what, warning_ns)
         if self._batch is not None:
             self._batch.append(work)
         return work
@@ -465,7 +464,7 @@ class Operations:
     def _together(self, works: list[Any]) -> Any:
         if len(works) == 1:
             return works[0]
-        return CombinedWork(works, self._completer) if works else DONE
+        return of_several_tensors(CombinedWork(works, self._completer)) if works else DONE
 
     # About the group
 
@@ -538,7 +537,7 @@ def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:
 def _factor(op: Any) -> float:
     if op.op != _Op.PREMUL_SUM:
         return 1.0
-    factor = op.factor
+    factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]  # the latter in earlier versions
     return float(factor() if callable(factor) else factor)
 
 

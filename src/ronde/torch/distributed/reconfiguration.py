@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed
 
 from ronde import settings
+from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.errors import UsageError
 from ronde.job_key import JobKey
 from ronde.net import addresses
@@ -76,6 +77,7 @@ class Generation(NamedTuple):
     rank: int
     size: int
     store: str
+    is_one_machine: bool
 
     @property
     def prefix(self) -> str:
@@ -127,7 +129,8 @@ class Generations:
                 "the handle of this process is not among the handles: only members call reconfigure()"
             )
         self._used.add(uuid)
-        return Generation(uuid, ordered.index(mine), len(ordered), places[0]["address"])
+        is_one_machine = len({place["host"] for place in places}) == 1
+        return Generation(uuid, ordered.index(mine), len(ordered), places[0]["address"], is_one_machine)
 
     def connect(self, planned: Generation, timeout_ns: int) -> GroupConnection:
         """Return the connection of a generation, which all its members make at once.
@@ -137,6 +140,10 @@ class Generations:
         if planned.size == 1:
             return connect_alone()
         assert self._key is not None
+        assert self._server is not None
+        wanted = settings.resolve(settings.environment())
+        address = addresses.parse_address(self._server.address).host
+        factory = CommunicatorFactory(wanted, self._key, "127.0.0.1" if planned.is_one_machine else address)
         deadline_ns = time.monotonic_ns() + timeout_ns
         server = "the member of rank 0 serves it; if that process has ended, leave its handle out"
         # That store has been there for as long as the handle: if it does not answer, there is nothing to wait for.
@@ -144,12 +151,12 @@ class Generations:
         with closing(StoreClient(planned.store, self._key, patience_ns, server=server)) as client:
             made = connect_world(
                 PrefixStore(client, planned.prefix),
-                addresses.parse_address(planned.store).host,
                 planned.rank,
                 planned.size,
                 None,
                 max(1, deadline_ns - time.monotonic_ns()),
                 "reconfigure()",
+                lambda exchange: factory,
             )
             made.communicator.barrier()  # the member of rank 0 may end its store from now on
             if planned.rank == 0:

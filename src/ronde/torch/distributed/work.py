@@ -3,10 +3,14 @@
 PyTorch's C++ code waits for futures, which native code that does not link to PyTorch cannot complete. So each group has
 a thread of Python, from the first future on, that waits for the operations and completes their futures. An operation
 whose future nobody asks for needs no such thread.
+
+Callbacks of a future run in the thread that completes it, and may wait for further futures. So no future may have to
+wait for the callbacks of another one that could wait for it: see `Completer`.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -15,16 +19,51 @@ from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
+from ronde._native import Message
 from ronde.errors import TimeoutError, UsageError
+from ronde.stall.stacks import places_of_waits
 
-__all__ = ["DONE", "NO_LIMIT", "CombinedWork", "Completer", "Done", "Operation", "InFlight", "nanoseconds"]
+__all__ = [
+    "DONE",
+    "NO_LIMIT",
+    "CombinedWork",
+    "Completer",
+    "Done",
+    "InFlight",
+    "Operation",
+    "nanoseconds",
+    "of_several_tensors",
+]
+
+_log = logging.getLogger(__name__)
 
 NO_LIMIT = timedelta(0)
 _MICROSECOND = timedelta(microseconds=1)
 _NO_LOCK = nullcontext()
+
+# Before PyTorch 2.8, C++ code that has a work does not keep its Python object alive. Without that object it finds none
+# of the methods here, and waits forever. So works stay in `_unwaited` until somebody waits for them. A work of several
+# tensors, for each of which C++ code may wait, becomes one of C++ itself (`of_several_tensors`).
+_FORGETS_WORKS = torch.__version__ < (2, 8)
+_MOST_UNWAITED = 10_000  # a program that never waits drops the oldest ones
+_unwaited: dict[int, TorchWork] = {}
+
+
+def _keep(work: TorchWork) -> None:
+    _unwaited[id(work)] = work
+    if len(_unwaited) > _MOST_UNWAITED:
+        _unwaited.pop(next(iter(_unwaited)), None)
+
+
+def of_several_tensors(work: Any) -> Any:
+    """Return the work in a form whose end C++ code can await once for each of its tensors."""
+    if not _FORGETS_WORKS:
+        return work
+    return c10d._create_work_from_future(work.get_future())  # type: ignore[attr-defined]
 
 
 def nanoseconds(time: timedelta) -> int:
@@ -46,7 +85,8 @@ class Operation(TorchWork):  # type: ignore[misc]
     `result`: the output tensors. `memory`: everything that has to stay alive until the operation is done, emptied then.
     `finish`: what remains to be done with the output, such as a copy to the device; the first thread that waits does
     it. `limit_ns`: how long `wait` waits unless it is told (0: for as long as the operation takes). `source`: of a
-    message, its sender.
+    message, its sender. `what`: describes a message, which no stall report has;
+    `wait` logs a warning after `warning_ns` (0: none).
     """
 
     def __init__(
@@ -58,20 +98,27 @@ class Operation(TorchWork):  # type: ignore[misc]
         finish: Callable[[], None] | None = None,
         limit_ns: int = 0,
         source: Callable[[], int] | None = None,
+        what: Callable[[], str] | None = None,
+        warning_ns: int = 0,
     ) -> None:
         super().__init__()
         self._pending, self._completer = pending, completer
         self._result, self._memory = result, memory
+        self._what, self._warning_ns = what, warning_ns
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
+        self.is_message = isinstance(pending, Message)
+        if _FORGETS_WORKS:
+            _keep(self)
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait until the operation is done. Raises its error, TimeoutError if `timeout` is over before."""
         limit_ns = nanoseconds(timeout) if timeout else self._limit_ns
-        if not self._pending.wait(limit_ns if limit_ns > 0 else -1):
+        if not self._is_done_within(limit_ns if limit_ns > 0 else -1):
+            what = "the operation" if self._what is None else self._what()
             raise TimeoutError(
-                f"timed out: the operation was not done after {limit_ns / 1e9:g} s; its timeout is over; it goes on",
+                f"timed out: {what} was not done after {limit_ns / 1e9:g} s; its timeout is over; it goes on",
                 waited_ns=limit_ns,
             )
         with self._finishing:
@@ -79,7 +126,20 @@ class Operation(TorchWork):  # type: ignore[misc]
                 self._finish()
                 self._finish = None
         self._memory.clear()
+        if _FORGETS_WORKS:
+            _unwaited.pop(id(self), None)
         return True
+
+    def _is_done_within(self, limit_ns: int) -> bool:
+        """Wait, and log a warning if that takes long. Return False if the time is over; -1: no limit."""
+        first_ns = self._warning_ns
+        if self._what is None or first_ns == 0 or 0 <= limit_ns <= first_ns:
+            return self._pending.wait(limit_ns)
+        if self._pending.wait(first_ns):
+            return True
+        places = "; ".join(places_of_waits())
+        _log.warning("%s waits for more than %g s, in %s", self._what(), first_ns / 1e9, places)
+        return self._pending.wait(limit_ns if limit_ns < 0 else limit_ns - first_ns)
 
     def synchronize(self) -> None:
         self.wait()
@@ -112,11 +172,13 @@ class Operation(TorchWork):  # type: ignore[misc]
 
     def get_future(self) -> Future[Any]:
         """Return a future whose value is the list of output tensors. It is done only once their data are there."""
-        return self._completer.future_of(self)
+        return self._completer.future_of(self, is_message=self.is_message)
 
 
 class Done(TorchWork):  # type: ignore[misc]
     """An operation that was done when the call returned."""
+
+    is_message = False
 
     def __init__(self, result: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
@@ -155,6 +217,7 @@ class CombinedWork(TorchWork):  # type: ignore[misc]
     def __init__(self, works: Sequence[Any], completer: Completer) -> None:
         super().__init__()
         self._works, self._completer = list(works), completer
+        self.is_message = any(work.is_message for work in self._works)
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait for all of them, also if one fails. Raises the first error."""
@@ -184,42 +247,76 @@ class CombinedWork(TorchWork):  # type: ignore[misc]
         return [tensor for work in self._works for tensor in work.result()]
 
     def get_future(self) -> Future[Any]:
-        return self._completer.future_of(self)
+        return self._completer.future_of(self, is_message=self.is_message)
+
+
+_this_thread = threading.local()  # `completer`: the one whose thread it is
 
 
 class Completer:
-    """Completes the futures of one group's operations, in a thread that starts with the first one."""
+    """Completes the futures of one group's operations, in threads that start when they are needed.
+
+    One thread serves the collectives, which end in their order whatever this process does. What a callback starts, in
+    that thread, a further completer serves. A message may depend on what the program does after another future is
+    done, so each future of a message has its own thread.
+    """
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[Any, Future[Any]] | None] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._of_callbacks: Completer | None = None
+        self._of_messages: set[threading.Thread] = set()
 
-    def future_of(self, work: Any) -> Future[Any]:
+    def future_of(self, work: Any, *, is_message: bool = False) -> Future[Any]:
         """Return a future of the operation; an error of it is the error of the future."""
+        busy: Completer | None = getattr(_this_thread, "completer", None)
+        if busy is not None:
+            busy._of_callbacks = busy._of_callbacks or Completer()
+            return busy._of_callbacks._begin_future(work, is_message)
+        return self._begin_future(work, is_message)
+
+    def _begin_future(self, work: Any, is_message: bool) -> Future[Any]:
         base: Future[Any] = Future()
         # An exception that Python sets as such would end the process in DDP's C++ code; one that a callback raises
         # arrives there as a RuntimeError.
         future = base.then(_value_or_error)
         if work.is_completed():
             _complete(work, base)
-            return future
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ronde-futures", daemon=True)
-                self._thread.start()
-        self._waiting.put((work, base))
+        elif is_message:
+            self._start_thread_for(work, base)
+        else:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="ronde-futures", daemon=True)
+                    self._thread.start()
+            self._waiting.put((work, base))
         return future
 
     def close(self, patience_s: float = 5) -> None:
-        """End the thread once it has completed all futures, which the end of their operations must allow."""
+        """End the threads once they have completed all futures, which the end of their operations must allow."""
         with self._starting:
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self._waiting.put(None)
-            thread.join(patience_s)
+            threads = [*self._of_messages, *([self._thread] if self._thread else ())]
+        self._waiting.put(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(patience_s)
+        if self._of_callbacks is not None:
+            self._of_callbacks.close(patience_s)
+
+    def _start_thread_for(self, work: Any, future: Future[Any]) -> None:
+        def run() -> None:
+            _complete(work, future)
+            with self._starting:
+                self._of_messages.discard(thread)
+
+        thread = threading.Thread(target=run, name="ronde-future", daemon=True)
+        with self._starting:
+            self._of_messages.add(thread)
+            thread.start()
 
     def _run(self) -> None:
+        _this_thread.completer = self
         while (item := self._waiting.get()) is not None:
             _complete(*item)
             del item  # else it keeps the tensors of the last operation

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-import ronde.torch.distributed
+import ronde.torch.distributed  # noqa: F401, registers the backend
 
-BACKENDS = ("gloo", ronde.torch.distributed.NAME)
+BACKENDS = ("gloo", "ronde")
 Result = TypeVar("Result")
 
 

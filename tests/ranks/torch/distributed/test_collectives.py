@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from tests.ranks.torch.distributed.groups import default_group, same
 
 from ronde.errors import UsageError
 from ronde.testing import ranks
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist
-from tests.ranks.torch.distributed.groups import default_group, same
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -181,7 +179,13 @@ def shapes(rank: int, size: int) -> None:
         each_way(dist.all_gather, parts, torch.full(shape, float(rank)))
         same(parts, [torch.full(shape, float(each)) for each in range(size)])
     grid = torch.arange(12.0).view(3, 4)
-    for view in (lambda x: x.t(), lambda x: x[:, ::2], lambda x: x[1:, 1:3], lambda x: x[:, :1].expand(3, 1)):
+    views: tuple[Callable[[Any], Any], ...] = (
+        lambda x: x.t(),
+        lambda x: x[:, ::2],
+        lambda x: x[1:, 1:3],
+        lambda x: x[:, :1].expand(3, 1),
+    )
+    for view in views:
         result = view(grid + rank).detach()
         each_way(dist.all_reduce, result)
         factor = (size * grid + sum(range(size))) * size

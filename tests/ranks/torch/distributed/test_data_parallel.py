@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ronde.testing import ranks
-
-torch = pytest.importorskip("torch")
-
+import torch
 import torch.distributed as dist
 from tests.ranks.torch.distributed.groups import close, default_group, same, with_each_backend
 from tests.ranks.torch.distributed.transformer import (
@@ -35,6 +31,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+
+from ronde.testing import ranks
 
 KIB = 1 / 1024  # MiB, the unit of `bucket_cap_mb`
 
@@ -225,6 +223,30 @@ def dies_in_backward(folder: str) -> tuple[str, float]:
             loss.backward()
         took_s = time.monotonic() - float(Path(folder, "died").read_text())
         return str(caught.value), took_s
+
+
+def futures_in_callbacks(folder: str) -> None:
+    """A callback of a future may wait for another one; a future of a message may be done after later ones."""
+    with default_group(folder) as (rank, size):
+        group = dist.new_group()
+        result = torch.empty(1)
+        received = dist.irecv(result, (rank - 1) % size).get_future()
+
+        def second(future: Any) -> Any:
+            work = dist.all_reduce(future.value()[0], group=group, async_op=True)
+            return work.get_future().then(third).wait()
+
+        def third(future: Any) -> Any:
+            return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+        total = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(second).wait()
+        assert total.item() == size**3
+        dist.send(torch.ones(1), (rank + 1) % size)
+        received.wait()
+
+
+def test_futures_in_callbacks(tmp_path: Path) -> None:
+    ranks.run(futures_in_callbacks, 2, str(tmp_path), timeout_s=60)
 
 
 def test_killed_in_backward(tmp_path: Path) -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ronde.testing import ranks
-
-torch = pytest.importorskip("torch")
-
+import torch
 import torch.distributed as dist
 from tests.ranks.torch.distributed.groups import default_group, same
+
+from ronde.testing import ranks
 
 
 def tags(rank: int, size: int) -> None:
@@ -106,10 +104,13 @@ def kinds(rank: int, size: int) -> None:
 
 
 def in_groups(rank: int, size: int) -> None:
-    """The same tag in two groups: what is sent in one does not arrive in the other. Ranks are those of the default group."""
+    """What is sent in one group does not arrive in another, though with the same tag."""
     group = dist.new_group([1, 0])
     if rank == 0:
-        works = [dist.isend(torch.tensor([1.0]), 1, group=None), dist.isend(torch.tensor([2.0]), 1, group=group)]
+        works = [
+            dist.isend(torch.tensor([1.0]), 1, group=None),
+            dist.isend(torch.tensor([2.0]), 1, group=group),
+        ]
         for work in works:
             work.wait()
     elif rank == 1:

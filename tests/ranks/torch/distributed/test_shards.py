@@ -9,16 +9,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ronde.testing import ranks
-
-torch = pytest.importorskip("torch")
-
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from tests.ranks.torch.distributed.groups import close, default_group, same, with_each_backend
@@ -38,6 +33,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from ronde.testing import ranks
+
 
 def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> Any:
     """Return a mesh of the ranks whose groups have the backend of the default group.
@@ -45,7 +42,7 @@ def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> Any:
     PyTorch gives the groups of a mesh on CPUs the backend Gloo unless it is told.
     """
     backend = dist.get_backend()
-    override = {index: backend for index in range(len(shape))}
+    override = dict.fromkeys(range(len(shape)), backend)
     return init_device_mesh("cpu", shape, mesh_dim_names=names or None, backend_override=override)
 
 
@@ -170,10 +167,7 @@ def functional() -> list[Any]:
         functions.broadcast(x, 1, group) + 0,
         *(each + 0 for each in functions.all_reduce_coalesced([x, x * 2], "sum", group)),
         *(each + 0 for each in functions.all_gather_into_tensor_coalesced([x, x * 2], group)),
-        *(
-            each + 0
-            for each in functions.reduce_scatter_tensor_coalesced([x, x * 2], "sum", [0, 0], group)
-        ),
+        *(each + 0 for each in functions.reduce_scatter_tensor_coalesced([x, x * 2], "sum", [0, 0], group)),
     ]
 
 
@@ -224,7 +218,7 @@ def dies_in_backward(folder: str) -> tuple[str, float]:
         if rank == size - 1:
             Path(folder, "died").write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
-        with pytest.raises(RuntimeError) as caught:
+        with pytest.raises(RuntimeError) as caught:  # noqa: PT012
             loss.backward()
             optimizer.step()
         return str(caught.value), time.monotonic() - float(Path(folder, "died").read_text())
@@ -278,7 +272,7 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_three(tmp_path: Path) -> None:
 # Pipelines
 
 
-class Part(torch.nn.Module):  # type: ignore[misc, name-defined]
+class Part(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
@@ -342,7 +336,9 @@ def compiled() -> list[Any]:
         return y - 1
 
     x = torch.arange(6.0) + dist.get_rank()
-    results = [torch.compile(each, backend="aot_eager", fullgraph=True)(x) for each in (reduced, gathered, in_place)]
+    results = [
+        torch.compile(each, backend="aot_eager", fullgraph=True)(x) for each in (reduced, gathered, in_place)
+    ]
     model = torch.compile(DistributedDataParallel(transformer(1)), backend="aot_eager")
     return results + train(model, sgd(model))
 
@@ -354,5 +350,3 @@ def compare_compiled(folder: str) -> None:
 
 def test_compiled(tmp_path: Path) -> None:
     ranks.run(compare_compiled, 2, str(tmp_path))
-
-

@@ -1,0 +1,7 @@
+"""The tests in this folder need PyTorch."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
