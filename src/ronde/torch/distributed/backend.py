@@ -408,7 +408,7 @@ def register() -> None:
 
 
 def _replace_monitored_barrier() -> None:
-    """Let `torch.distributed.monitored_barrier` serve our groups: up to 2.13 it refuses all backends but Gloo by name."""
+    """Let `torch.distributed.monitored_barrier` serve our groups: up to 2.13 it refuses other names than "gloo"."""
     original = distributed_c10d.monitored_barrier
 
     @functools.wraps(original)

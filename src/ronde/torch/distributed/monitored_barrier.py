@@ -43,14 +43,15 @@ def monitored_barrier(
     """
     context = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     answer = numpy.zeros(len(ranks), numpy.uint8)
-    reached = f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+    reached = f"Rank {rank} successfully reached monitoredBarrier"
+    refused = f"{reached}, but received errors while waiting for send/recv from rank 0"
     began_ns = time.monotonic_ns()
     try:
         if rank == 0:
             _collect(mailbox, ranks, context, answer, began_ns + limit_ns, wait_all_ranks)
         elif not _report(mailbox, ranks[0], context, answer, limit_ns):
             raise TimeoutError(
-                f"{reached}: it has not answered after {limit_ns / 1e9:g} s, so it did not come to the barrier, or left "
+                f"{refused}: it has not answered after {limit_ns / 1e9:g} s: it did not come to the barrier, or left "
                 f"it earlier without this rank",
                 "monitored_barrier",
                 time.monotonic_ns() - began_ns,
@@ -64,7 +65,7 @@ def monitored_barrier(
         some = f"ank{'s' if len(missing) > 1 else ''} {shown}"
         failed = f"R{some} failed to pass monitoredBarrier: Rank 0 timed out in monitoredBarrier"
         raise TimeoutError(
-            f"{reached if rank else failed}: r{some} did not come within {limit_ns / 1e9:g} s",
+            f"{refused if rank else failed}: r{some} did not come within {limit_ns / 1e9:g} s",
             "monitored_barrier",
             time.monotonic_ns() - began_ns,
             missing,

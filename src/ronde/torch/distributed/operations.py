@@ -199,7 +199,7 @@ class Operations:
         numbers = counts[:, 0].tolist()
         indices = self._gathered(mine.indices().t().contiguous(), numbers, opts)
         values = self._gathered(mine.values().contiguous(), numbers, opts)
-        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
+        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
         with torch.no_grad():
             tensor.copy_(total)
         return Done([tensor])
