@@ -107,6 +107,7 @@ class MailboxMeeting:
         self._mailbox, self._ranks, self._rank = mailbox, ranks, rank
         self._context, self._deadline_ns = context, deadline_ns
         self._began_ns = time.monotonic_ns()
+        self._kept: np.ndarray | None = None  # of a receive that may be pending
         if rank != ranks[0]:
             self._deadline_ns += (
                 _GRACE_NS  # for what the first member says of those that did not come in time
@@ -121,22 +122,16 @@ class MailboxMeeting:
         if self._rank != first:
             self._send(first, _GOES_ON + mine)
             return unframed(np.frombuffer(self._receive(first), np.uint8))
-        try:
-            received = [mine, *(self._receive(rank) for rank in others)]
-        except RondeError as error:
-            self._tell(others, error)
-            raise
+        received = [mine, *(self._receive(rank) for rank in others)]
         everything = b"".join(framed(each).tobytes() for each in received)
         for rank in others:
             self._send(rank, _GOES_ON + everything)
         return received
 
     def tell_failure(self, error: BaseException) -> None:
-        """Tell the first member, or all, that this one has failed and does not go on."""
+        """Tell the first member, or all, that this one has failed. It must not go on."""
         first, *others = self._ranks
-        self._tell(others if self._rank == first else [first], error)
-
-    def _tell(self, ranks: Sequence[int], error: BaseException) -> None:
+        ranks = others if self._rank == first else [first]
         if isinstance(error, TimeoutError):
             message = _TIMED_OUT + str(error).encode()
         else:
@@ -146,6 +141,9 @@ class MailboxMeeting:
         for rank in ranks:
             with suppress(RondeError):
                 self._send(rank, message)
+        self._mailbox.cancel(
+            self._context, "the group was not made"
+        )  # what is pending has memory of this object
 
     def _send(self, rank: int, message: bytes) -> None:
         size = np.array([len(message)], np.int64)
@@ -154,11 +152,11 @@ class MailboxMeeting:
             self._wait(self._mailbox.send(rank, self._context, 0, part.ctypes.data, part.nbytes), rank)
 
     def _receive(self, rank: int) -> bytes:
-        size = np.empty(1, np.int64)
+        size = self._kept = np.empty(1, np.int64)
         self._wait(self._mailbox.receive(rank, self._context, 0, size.ctypes.data, size.nbytes), rank)
         if not 0 < size[0] <= _MOST_BYTES:
             raise ProtocolError(f"rank {rank} sent a malformed message about a new group")
-        body = np.empty(size[0], np.uint8)
+        body = self._kept = np.empty(size[0], np.uint8)
         self._wait(self._mailbox.receive(rank, self._context, 0, body.ctypes.data, body.nbytes), rank)
         message = body.tobytes()
         kind, rest = message[:1], message[1:]
@@ -174,7 +172,6 @@ class MailboxMeeting:
         _log.warning("%s", self._missing(rank))
         if not message.wait(self._left_ns()):
             waited_ns = time.monotonic_ns() - self._began_ns
-            self._mailbox.cancel(self._context, "the group was not made")
             raise TimeoutError(f"timed out: {self._missing(rank)}", "new_group", waited_ns, (rank,))
 
     def _left_ns(self) -> int:
