@@ -32,9 +32,7 @@ from torch._C._distributed_c10d import (
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
-from ronde.torch.distributed.arguments import listed, with_values
 from ronde.torch.distributed.monitored_barrier import monitored_barrier
-from ronde.torch.distributed.recorded import Recorded, is_profiling
 from ronde.torch.distributed.work import (
     DONE,
     NO_LIMIT,
@@ -43,6 +41,8 @@ from ronde.torch.distributed.work import (
     Done,
     InFlight,
     Operation,
+    Recorded,
+    is_profiling,
     nanoseconds,
     of_several_tensors,
 )
@@ -107,8 +107,8 @@ class Operations:
 
     def allreduce(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
         if not isinstance(opts, AllreduceOptions):
-            (tensors,) = listed(tensors)
-            opts = with_values(AllreduceOptions(), opts, *values, **named)
+            (tensors,) = _listed(tensors)
+            opts = _with_values(AllreduceOptions(), opts, *values, **named)
         if tensors and tensors[0].layout != torch.strided:
             (tensor,) = tensors
             return self._add_sparse(tensor, opts)
@@ -120,16 +120,16 @@ class Operations:
 
     def reduce(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
         if not isinstance(opts, ReduceOptions):
-            (tensors,) = listed(tensors)
-            opts = with_values(ReduceOptions(), opts, *values, **named)
+            (tensors,) = _listed(tensors)
+            opts = _with_values(ReduceOptions(), opts, *values, **named)
         root = opts.rootRank
         # On the other ranks PyTorch leaves the tensor's values open. Here they stay as they are.
         return self._reduce(Kind.reduce, tensors, tensors if root == self.rank() else (), opts, root)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
         if not isinstance(opts, ReduceScatterOptions):
-            outputs, inputs = listed(outputs, inputs)
-            opts = with_values(ReduceScatterOptions(), opts, *values, **named)
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(ReduceScatterOptions(), opts, *values, **named)
         (output,), (parts,) = outputs, inputs
         self._check_count(parts, "reduce_scatter")
         return self._reduce(Kind.reducescatter, parts, [output], opts, sizes=[each.nbytes for each in parts])
@@ -216,14 +216,14 @@ class Operations:
 
     def broadcast(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
         if not isinstance(opts, BroadcastOptions):
-            (tensors,) = listed(tensors)
-            opts = with_values(BroadcastOptions(), opts, *values, **named)
+            (tensors,) = _listed(tensors)
+            opts = _with_values(BroadcastOptions(), opts, *values, **named)
         return self._move(Kind.broadcast, tensors, tensors, opts, root=opts.rootRank)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         if not isinstance(opts, AllgatherOptions):
-            outputs, inputs = listed(outputs, inputs)
-            opts = with_values(AllgatherOptions(), opts, timeout)
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(AllgatherOptions(), opts, timeout)
         (parts,), (given,) = outputs, inputs
         self._check_count(parts, "all_gather")
         if parts[self.rank()].nbytes != given.nbytes:
@@ -254,8 +254,8 @@ class Operations:
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
         if not isinstance(opts, GatherOptions):
-            outputs, inputs = listed(outputs, inputs)
-            opts = with_values(GatherOptions(), opts, *values, **named)
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(GatherOptions(), opts, *values, **named)
         (given,) = inputs
         parts = outputs[0] if self.rank() == opts.rootRank else ()
         if self.rank() == opts.rootRank:
@@ -266,8 +266,8 @@ class Operations:
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
         if not isinstance(opts, ScatterOptions):
-            outputs, inputs = listed(outputs, inputs)
-            opts = with_values(ScatterOptions(), opts, *values, **named)
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(ScatterOptions(), opts, *values, **named)
         (output,) = outputs
         parts = inputs[0] if self.rank() == opts.rootRank else ()
         if self.rank() == opts.rootRank:
@@ -286,14 +286,14 @@ class Operations:
         timeout: Any = None,
     ) -> Any:
         if not isinstance(opts, AllToAllOptions):
-            opts = with_values(AllToAllOptions(), opts, timeout)
+            opts = _with_values(AllToAllOptions(), opts, timeout)
         in_sizes = self._block_sizes(given, input_rows, "input")
         out_sizes = self._block_sizes(output, output_rows, "output")
         return self._move(Kind.alltoall, [given], [output], opts, in_sizes=in_sizes, out_sizes=out_sizes)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> Any:
         if not isinstance(opts, AllToAllOptions):
-            opts = with_values(AllToAllOptions(), opts, timeout)
+            opts = _with_values(AllToAllOptions(), opts, timeout)
         self._check_count(outputs, "all_to_all")
         self._check_count(inputs, "all_to_all")
         in_sizes, out_sizes = ([each.nbytes for each in tensors] for tensors in (inputs, outputs))
@@ -301,7 +301,7 @@ class Operations:
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         if not isinstance(opts, BarrierOptions):
-            opts = with_values(BarrierOptions(), opts, timeout)
+            opts = _with_values(BarrierOptions(), opts, timeout)
         return self._call(Kind.barrier, DType.uint8, Sum, -1, (), (), _NO_SIZES, _NO_SIZES, opts)
 
     def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
@@ -503,6 +503,37 @@ class Operations:
             )
         row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
         return [count * row_bytes for count in rows]
+
+
+def _listed(*arguments: Any) -> Any:
+    """Return what PyTorch passes for these arguments: each in a list, if one of them is a tensor.
+
+    >>> _listed([1, 2], torch.tensor(3))
+    ([[1, 2]], [tensor(3)])
+    """
+    if any(isinstance(each, torch.Tensor) for each in arguments):
+        return tuple([each] for each in arguments)
+    return arguments
+
+
+def _with_values(options: Any, *values: object, **named: object) -> Any:
+    """Return the options after setting what the values are, by their types: a reduction, a root, a time limit.
+
+    Raises UsageError for another type.
+    """
+    for value in (*values, *named.values()):
+        if isinstance(value, TorchReduceOp):
+            options.reduceOp = value
+        elif isinstance(value, timedelta):
+            options.timeout = value
+        elif isinstance(value, int):
+            options.rootRank = value
+        elif value is not None:
+            raise UsageError(
+                f"{value!r} is not an argument of this operation: pass {type(options).__name__}, a reduction, the rank "
+                f"of the root or a timeout"
+            )
+    return options
 
 
 def _is_ready(tensor: torch.Tensor) -> bool:
