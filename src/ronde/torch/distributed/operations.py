@@ -105,10 +105,10 @@ class Operations:
 
     # Reductions
 
-    def allreduce(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Any:
         if not isinstance(opts, AllreduceOptions):
             (tensors,) = _listed(tensors)
-            opts = _with_values(AllreduceOptions(), opts, *values, **named)
+            opts = _with_values(AllreduceOptions(), opts, timeout, op)
         if tensors and tensors[0].layout != torch.strided:
             (tensor,) = tensors
             return self._add_sparse(tensor, opts)
@@ -160,7 +160,8 @@ class Operations:
         sizes: Sequence[int] = _NO_SIZES,
     ) -> Any:
         op = opts.reduceOp
-        reduction = _REDUCTIONS[op.op]
+        code = op.op
+        reduction = _REDUCTIONS[code]
         dtype = inputs[0].dtype
         if dtype not in _DTYPES:
             raise UsageError(
@@ -170,7 +171,7 @@ class Operations:
             raise UsageError(
                 f"all tensors of one reduction need the same dtype: {_dtypes((*inputs, *outputs))}"
             )
-        factor = _factor(op)
+        factor = _factor(op) if code == _Op.PREMUL_SUM else 1.0
         return self._call(
             kind, _DTYPES[dtype], reduction, root, inputs, outputs, sizes, _NO_SIZES, opts, factor
         )
@@ -354,8 +355,8 @@ class Operations:
         connection = self._connected()
         results = outputs
         finish = None
-        if not all(map(_is_ready, inputs)) or not all(map(_is_ready, outputs)):
-            in_place = inputs is outputs
+        in_place = inputs is outputs
+        if not all(map(_is_ready, inputs)) or not (in_place or all(map(_is_ready, outputs))):
             outputs, finish = _on_host(outputs, has_values=in_place)
             inputs = outputs if in_place else _on_host(inputs, has_values=True).tensors
         is_event = is_profiling()
@@ -566,8 +567,6 @@ def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:
 
 
 def _factor(op: Any) -> float:
-    if op.op != _Op.PREMUL_SUM:
-        return 1.0
     factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]  # the latter in earlier versions
     return float(factor() if callable(factor) else factor)
 
