@@ -43,7 +43,13 @@ def command_lines() -> Iterator[object]:
 def folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the command lines name."""
     examples = ("digits.py", "digits_torch.py", "ddp_digits.py", "fsdp_digits.py")
-    scripts = ("train.py", "mean.py", "ddp.py", "package/module.py", *(f"examples/{name}" for name in examples))
+    scripts = (
+        "train.py",
+        "mean.py",
+        "ddp.py",
+        "package/module.py",
+        *(f"examples/{name}" for name in examples),
+    )
     for script in scripts:
         (tmp_path / script).parent.mkdir(exist_ok=True)
         (tmp_path / script).touch()
