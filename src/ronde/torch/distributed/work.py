@@ -23,7 +23,6 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
-from ronde._native import Message
 from ronde.errors import TimeoutError, UsageError
 from ronde.stall.stacks import places_of_waits
 
@@ -108,7 +107,7 @@ class Operation(TorchWork):  # type: ignore[misc]
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
-        self.is_message = isinstance(pending, Message)
+        self.is_message = hasattr(pending, "source")
         if _FORGETS_WORKS:
             _keep(self)
 
