@@ -24,7 +24,6 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
-from ronde._native import Message
 from ronde.errors import TimeoutError, UsageError
 from ronde.stall.stacks import places_of_waits
 
@@ -151,7 +150,7 @@ class Operation(TorchWork):  # type: ignore[misc]
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
-        self.is_message = isinstance(pending.operation if isinstance(pending, Recorded) else pending, Message)
+        self.is_message = hasattr(pending.operation if isinstance(pending, Recorded) else pending, "source")
         if _FORGETS_WORKS:
             _keep(self)
 

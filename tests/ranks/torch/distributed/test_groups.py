@@ -54,8 +54,10 @@ def made_in_every_way(folder: str) -> None:
                 for each in several:
                     dist.all_reduce(each, group=inner)
             same(several, [torch.full((2,), 2.0), torch.full((3,), 2.0)])
+            dist.destroy_process_group(inner)
         dist.barrier()
-        # The others do not know of this one. Later versions count it where it is made, so that it has to be the last.
+        # The others do not know of this one. PyTorch gives it the number of groups that its members have, which has to
+        # be the same, and later versions count it only where it is made, so that it has to be the last.
         if rank < 2:
             members_of(dist.new_group([0, 1], use_local_synchronization=True), [0, 1])
 
