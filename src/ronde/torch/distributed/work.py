@@ -21,7 +21,6 @@ import torch
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
 
-from ronde._native import Message
 from ronde.errors import TimeoutError, UsageError
 
 __all__ = ["DONE", "NO_LIMIT", "Batch", "Completer", "Done", "Operation", "Pending", "nanoseconds"]
@@ -69,7 +68,7 @@ class Operation(TorchWork):  # type: ignore[misc]
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
-        self.is_message = isinstance(pending, Message)
+        self.is_message = hasattr(pending, "source")
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait until the operation is done. Raises its error, TimeoutError if `timeout` is over before."""
