@@ -37,6 +37,13 @@ def operation(name: str, group: Any, x: Any, size: int) -> Any:
     return dist.barrier(group=group, async_op=True)
 
 
+def send_until_an_error(x: Any, dest: int) -> None:
+    """Send again and again: the group may know of a death a moment before the mailbox does."""
+    for _ in range(1000):
+        dist.send(x, dest)
+        time.sleep(0.005)
+
+
 def survive(folder: str, name: str, how: str) -> tuple[str, float]:
     """The last rank dies while the others are in an operation. Return the error and how long it took, in s."""
     with default_group(folder) as (rank, size):
