@@ -118,6 +118,7 @@ void Communicator::on_timeout() {
   std::vector<int> missing = waiting_for();
   const char* separator = " for ";
   for (int rank : missing) text += std::exchange(separator, ", ") + name_of_rank(rank);
+  text += "; its timeout is over";
   throw Failure(FailureKind::kTimeout, -1, text, std::move(missing));
 }
 

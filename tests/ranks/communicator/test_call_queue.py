@@ -343,7 +343,7 @@ def wait_too_long(at_once: bool) -> tuple[str, str, int]:
 @pytest.mark.parametrize("at_once", [False, True])
 def test_the_time_limit_of_one_call(at_once: bool) -> None:
     first, second = ranks.run(wait_too_long, 2, at_once)
-    assert first[0].startswith("waited 200 ms in allreduce of 1 float64 by sum for rank 1 on ")
+    assert first[0].startswith("timed out: waited 200 ms in allreduce of 1 float64 by sum for rank 1 on ")
     assert first[1:] == ("allreduce", 200 * 10**6)
     assert second[0] == first[0]
 

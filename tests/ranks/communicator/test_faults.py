@@ -337,7 +337,8 @@ def test_a_time_limit_names_who_did_not_come(transport: str) -> None:
         assert each.kind == "TimeoutError"
         # Across hosts a rank waits for its partner of the moment only.
         assert re.match(
-            rf"waited 500 ms in allreduce of 6 float64 by max for rank [12] on {host}", each.message
+            rf"timed out: waited 500 ms in allreduce of 6 float64 by max for rank [12] on {host}",
+            each.message,
         )
     missing = {each.missing for each in told}
     assert missing <= ({(1, 2)} if transport == "auto" else {(1,), (2,)})

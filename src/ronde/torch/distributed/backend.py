@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch.distributed
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
 
 from ronde import settings
 from ronde.errors import NotInitializedError, UsageError
@@ -82,6 +84,9 @@ class _Members(Operations):
         self._timeout_ns = nanoseconds(timeout)
 
     set_timeout = _set_default_timeout = _set_timeout
+
+    def get_error(self) -> Any:
+        return c10d.ErrorType.SUCCESS  # operations raise their errors, and no thread watches for others
 
     # The end
 
@@ -288,9 +293,9 @@ def _device_type(value: object) -> str:
 def _routed(name: str) -> Callable[..., Any]:
     """Return an operation that another backend does if the tensors are on its device."""
 
-    def operation(self: MixedGroup, *arguments: Any) -> Any:
+    def operation(self: MixedGroup, *arguments: Any, **named: Any) -> Any:
         backend = self._backend_of(arguments)
-        return getattr(super(MixedGroup, self) if backend is None else backend, name)(*arguments)
+        return getattr(super(MixedGroup, self) if backend is None else backend, name)(*arguments, **named)
 
     return operation
 
@@ -311,6 +316,9 @@ def make_backend(given: Any, options: Any = None) -> Any:
     """
     rank, size, timeout, name = given.group_rank, given.group_size, given.timeout, given.group_id
     ranks = list(given.global_ranks_in_group)  # none for the default group
+    if not torch.cuda.is_available():
+        # In sharded tensors PyTorch makes tensors on the first device of a backend that is not the CPU, there or not.
+        torch.distributed.Backend.backend_capability[NAME] = ["cpu"]
     others = _other_backends(sys._getframe(1))
     waits = getattr(given, "enable_reconfigure", False) or getattr(options, "enable_reconfigure", False)
     connection = None if waits and not others else _connect(given, ranks, nanoseconds(timeout))
@@ -396,3 +404,21 @@ def register() -> None:
     if NAME.upper() not in torch.distributed.Backend._plugins:
         torch.distributed.Backend.register_backend(NAME, make_backend, extended_api=True, devices=DEVICES)
         _keep_from_compiler(Operations, _Members, RondeGroup, MixedGroup)
+        _replace_monitored_barrier()
+
+
+def _replace_monitored_barrier() -> None:
+    """Let `torch.distributed.monitored_barrier` serve our groups: up to 2.13 it refuses other names than "gloo"."""
+    original = distributed_c10d.monitored_barrier
+
+    @functools.wraps(original)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        found = torch.distributed.group.WORLD if group is None else group
+        if not isinstance(found, RondeGroup):
+            original(group, timeout, wait_all_ranks)
+            return
+        limit = timedelta(seconds=timeout) if isinstance(timeout, (int, float)) else timeout
+        found.monitored_barrier(limit, wait_all_ranks)
+
+    for module in (torch.distributed, distributed_c10d):
+        module.monitored_barrier = monitored_barrier

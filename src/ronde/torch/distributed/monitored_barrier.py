@@ -3,6 +3,8 @@
 Every rank reports to rank 0 by a message. Rank 0 waits for the reports until the deadline, then answers every rank with
 one byte by rank: 1 for those missing. So all ranks raise the same error, also those that come later. The barriers of a
 group are counted, and each has its own context of messages: a report that comes too late matches no later one.
+
+The errors have the words of Gloo's, which programs look for, such as "Rank 1 failed to pass monitoredBarrier".
 """
 
 from __future__ import annotations
@@ -41,14 +43,16 @@ def monitored_barrier(
     """
     context = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     answer = numpy.zeros(len(ranks), numpy.uint8)
+    reached = f"Rank {rank} successfully reached monitoredBarrier"
+    refused = f"{reached}, but received errors while waiting for send/recv from rank 0"
     began_ns = time.monotonic_ns()
     try:
         if rank == 0:
             _collect(mailbox, ranks, context, answer, began_ns + limit_ns, wait_all_ranks)
         elif not _report(mailbox, ranks[0], context, answer, limit_ns):
             raise TimeoutError(
-                f"monitored_barrier: rank 0 has not answered after {limit_ns / 1e9:g} s: it did not come to the "
-                f"barrier, or left it earlier without this rank",
+                f"{refused}: it has not answered after {limit_ns / 1e9:g} s: it did not come to the barrier, or left "
+                f"it earlier without this rank",
                 "monitored_barrier",
                 time.monotonic_ns() - began_ns,
                 (0,),
@@ -58,9 +62,10 @@ def monitored_barrier(
     missing = tuple(map(int, numpy.flatnonzero(answer)))
     if missing:
         shown = ", ".join(map(str, missing))
+        some = f"ank{'s' if len(missing) > 1 else ''} {shown}"
+        failed = f"R{some} failed to pass monitoredBarrier: Rank 0 timed out in monitoredBarrier"
         raise TimeoutError(
-            f"monitored_barrier: rank{'s' if len(missing) > 1 else ''} {shown} did not come within "
-            f"{limit_ns / 1e9:g} s",
+            f"{refused if rank else failed}: r{some} did not come within {limit_ns / 1e9:g} s",
             "monitored_barrier",
             time.monotonic_ns() - began_ns,
             missing,

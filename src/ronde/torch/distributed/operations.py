@@ -4,7 +4,8 @@ The rules:
   1. Every member makes the same collective calls in the same order. The queue of the group makes them, in that order.
      A call with `async_op=False` that finds the queue empty is made in the calling thread.
   2. Messages (`send`, `recv`) have no order with collectives. The mailbox of the world carries them.
-  3. A contiguous tensor in main memory is read and written in place. Others, such as tensors on a GPU, are copied to
+  3. Where PyTorch allows a tensor instead of a list of them, and values instead of options, so do the methods here.
+  4. A contiguous tensor in main memory is read and written in place. Others, such as tensors on a GPU, are copied to
      main memory before and from there afterwards: right, but slow. For GPUs there is NCCL ("cpu:ronde,cuda:nccl").
 """
 
@@ -16,6 +17,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
 from torch.distributed import ReduceOp as TorchReduceOp
 
 from ronde.errors import UsageError
@@ -25,8 +38,11 @@ from ronde.torch.distributed.work import (
     NO_LIMIT,
     CombinedWork,
     Completer,
+    Done,
     InFlight,
     Operation,
+    Recorded,
+    is_profiling,
     nanoseconds,
     of_several_tensors,
 )
@@ -57,6 +73,9 @@ _REDUCTIONS: dict[Any, ReduceOp] = {
     _Op.PREMUL_SUM: Sum,
 }
 
+_NAMES = {Kind.allreduce: "all_reduce", Kind.allgather: "all_gather", Kind.reducescatter: "reduce_scatter"}
+_NAMES |= {Kind.alltoall: "all_to_all"}  # those that PyTorch spells differently
+
 _NO_SIZES: tuple[int, ...] = ()
 _FIRST_RESERVED_TAG = 2**31  # tags from here on are Ronde's
 
@@ -86,30 +105,44 @@ class Operations:
 
     # Reductions
 
-    def allreduce(self, tensors: Tensors, opts: Any) -> Any:
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None, *, op: Any = None) -> Any:
+        if not isinstance(opts, AllreduceOptions):
+            (tensors,) = _listed(tensors)
+            opts = _with_values(AllreduceOptions(), opts, timeout, op)
         if tensors and tensors[0].layout != torch.strided:
-            raise UsageError("ronde has no all-reduce of sparse tensors: convert it by to_dense() first")
+            (tensor,) = tensors
+            return self._add_sparse(tensor, opts)
         return self._reduce(Kind.allreduce, tensors, tensors, opts)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Any:
-        return of_several_tensors(self._reduce(Kind.allreduce, tensors, tensors, opts))
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
+        works = self._reduce(Kind.allreduce, tensors, tensors, opts or AllreduceCoalescedOptions())
+        return of_several_tensors(works)
 
-    def reduce(self, tensors: Tensors, opts: Any) -> Any:
+    def reduce(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, ReduceOptions):
+            (tensors,) = _listed(tensors)
+            opts = _with_values(ReduceOptions(), opts, *values, **named)
         root = opts.rootRank
         # On the other ranks PyTorch leaves the tensor's values open. Here they stay as they are.
         return self._reduce(Kind.reduce, tensors, tensors if root == self.rank() else (), opts, root)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, ReduceScatterOptions):
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(ReduceScatterOptions(), opts, *values, **named)
         (output,), (parts,) = outputs, inputs
         self._check_count(parts, "reduce_scatter")
         return self._reduce(Kind.reducescatter, parts, [output], opts, sizes=[each.nbytes for each in parts])
 
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Any:
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         if given.nbytes != output.nbytes * self.size():
             raise _wrong_size("input", given, output, self.size())
-        return self._reduce(Kind.reducescatter, [given], [output], opts, sizes=[output.nbytes] * self.size())
+        sizes = [output.nbytes] * self.size()
+        return self._reduce(
+            Kind.reducescatter, [given], [output], opts or ReduceScatterOptions(), sizes=sizes
+        )
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         return self._together(
             [
                 self.reduce_scatter_single(output, given, opts)
@@ -127,7 +160,8 @@ class Operations:
         sizes: Sequence[int] = _NO_SIZES,
     ) -> Any:
         op = opts.reduceOp
-        reduction = _REDUCTIONS[op.op]
+        code = op.op
+        reduction = _REDUCTIONS[code]
         dtype = inputs[0].dtype
         if dtype not in _DTYPES:
             raise UsageError(
@@ -137,17 +171,60 @@ class Operations:
             raise UsageError(
                 f"all tensors of one reduction need the same dtype: {_dtypes((*inputs, *outputs))}"
             )
-        factor = _factor(op)
+        factor = _factor(op) if code == _Op.PREMUL_SUM else 1.0
         return self._call(
             kind, _DTYPES[dtype], reduction, root, inputs, outputs, sizes, _NO_SIZES, opts, factor
         )
 
+    def _add_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
+        """Add up a sparse tensor of all ranks within the call: before it no rank knows how large the sum is."""
+        if tensor.layout != torch.sparse_coo or opts.reduceOp.op != _Op.SUM:
+            raise UsageError(
+                f"ronde only has a sum of sparse COO tensors, not {opts.reduceOp.op} of {tensor.layout}: convert it by "
+                "to_dense() first"
+            )
+        mine = tensor.detach().cpu().coalesce()
+        dims = mine.sparse_dim()
+        counts = torch.empty((self.size(), 2), dtype=torch.int64)
+        self._move(
+            Kind.allgather,
+            [torch.tensor([mine._nnz(), dims])],
+            [counts],
+            opts,
+            out_sizes=[counts.element_size() * 2] * self.size(),
+        ).wait()
+        if not (counts[:, 1] == dims).all():
+            raise UsageError(
+                f"all-reduce of sparse tensors: by rank they have {counts[:, 1].tolist()} sparse dimensions"
+            )
+        numbers = counts[:, 0].tolist()
+        indices = self._gathered(mine.indices().t().contiguous(), numbers, opts)
+        values = self._gathered(mine.values().contiguous(), numbers, opts)
+        total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=True).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total)
+        return Done([tensor])
+
+    def _gathered(self, rows: torch.Tensor, numbers: Sequence[int], opts: Any) -> torch.Tensor:
+        """Return the rows of all ranks. `numbers`: how many each has."""
+        whole = rows.new_empty((sum(numbers), *rows.shape[1:]))
+        row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
+        sizes = [number * row_bytes for number in numbers]
+        self._move(Kind.allgather, [rows], [whole], opts, out_sizes=sizes).wait()
+        return whole
+
     # Operations that move data
 
-    def broadcast(self, tensors: Tensors, opts: Any) -> Any:
+    def broadcast(self, tensors: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, BroadcastOptions):
+            (tensors,) = _listed(tensors)
+            opts = _with_values(BroadcastOptions(), opts, *values, **named)
         return self._move(Kind.broadcast, tensors, tensors, opts, root=opts.rootRank)
 
-    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
+        if not isinstance(opts, AllgatherOptions):
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(AllgatherOptions(), opts, timeout)
         (parts,), (given,) = outputs, inputs
         self._check_count(parts, "all_gather")
         if parts[self.rank()].nbytes != given.nbytes:
@@ -157,7 +234,7 @@ class Operations:
             )
         return self._move(Kind.allgather, [given], parts, opts, out_sizes=[each.nbytes for each in parts])
 
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Any:
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         if output.nbytes != given.nbytes * self.size():
             raise _wrong_size("output", output, given, self.size())
         return self._move(Kind.allgather, [given], [output], opts, out_sizes=[given.nbytes] * self.size())
@@ -176,7 +253,10 @@ class Operations:
         sizes = [sum(tensor.nbytes for tensor in of_rank) for of_rank in outputs]
         return self._move(Kind.allgather, inputs, parts, opts, out_sizes=sizes)
 
-    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Any:
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, GatherOptions):
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(GatherOptions(), opts, *values, **named)
         (given,) = inputs
         parts = outputs[0] if self.rank() == opts.rootRank else ()
         if self.rank() == opts.rootRank:
@@ -185,7 +265,10 @@ class Operations:
         sizes = [given.nbytes] * self.size()
         return self._move(Kind.gather, [given], parts, opts, root=opts.rootRank, out_sizes=sizes)
 
-    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Any:
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *values: Any, **named: Any) -> Any:
+        if not isinstance(opts, ScatterOptions):
+            outputs, inputs = _listed(outputs, inputs)
+            opts = _with_values(ScatterOptions(), opts, *values, **named)
         (output,) = outputs
         parts = inputs[0] if self.rank() == opts.rootRank else ()
         if self.rank() == opts.rootRank:
@@ -200,19 +283,26 @@ class Operations:
         given: torch.Tensor,
         output_rows: Sequence[int],
         input_rows: Sequence[int],
-        opts: Any,
+        opts: Any = None,
+        timeout: Any = None,
     ) -> Any:
+        if not isinstance(opts, AllToAllOptions):
+            opts = _with_values(AllToAllOptions(), opts, timeout)
         in_sizes = self._block_sizes(given, input_rows, "input")
         out_sizes = self._block_sizes(output, output_rows, "output")
         return self._move(Kind.alltoall, [given], [output], opts, in_sizes=in_sizes, out_sizes=out_sizes)
 
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Any:
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> Any:
+        if not isinstance(opts, AllToAllOptions):
+            opts = _with_values(AllToAllOptions(), opts, timeout)
         self._check_count(outputs, "all_to_all")
         self._check_count(inputs, "all_to_all")
         in_sizes, out_sizes = ([each.nbytes for each in tensors] for tensors in (inputs, outputs))
         return self._move(Kind.alltoall, inputs, outputs, opts, in_sizes=in_sizes, out_sizes=out_sizes)
 
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        if not isinstance(opts, BarrierOptions):
+            opts = _with_values(BarrierOptions(), opts, timeout)
         return self._call(Kind.barrier, DType.uint8, Sum, -1, (), (), _NO_SIZES, _NO_SIZES, opts)
 
     def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
@@ -222,13 +312,13 @@ class Operations:
         """
         connection = self._connected()
         self._monitored_barriers += 1
-        timeout = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", NO_LIMIT)
+        limit_ns = nanoseconds(opts) if isinstance(opts, timedelta) else _limit_ns(opts, self._timeout_ns)
         monitored_barrier(
             connection.mailbox,
             connection.ranks,
             self.rank(),
             f"{connection.context} {self._monitored_barriers}",
-            nanoseconds(timeout) if timeout > NO_LIMIT else self._timeout_ns,
+            limit_ns,
             wait_all_ranks,
         )
 
@@ -265,12 +355,13 @@ class Operations:
         connection = self._connected()
         results = outputs
         finish = None
-        if not all(map(_is_ready, inputs)) or not all(map(_is_ready, outputs)):
-            in_place = inputs is outputs
+        in_place = inputs is outputs
+        if not all(map(_is_ready, inputs)) or not (in_place or all(map(_is_ready, outputs))):
             outputs, finish = _on_host(outputs, has_values=in_place)
             inputs = outputs if in_place else _on_host(inputs, has_values=True).tensors
-        at_once = not getattr(opts, "asyncOp", True) and self._batch is None
-        pending = connection.queue.post(
+        is_event = is_profiling()
+        at_once = not getattr(opts, "asyncOp", True) and self._batch is None and not is_event
+        pending: InFlight = connection.queue.post(
             kind,
             dtype,
             op,
@@ -288,6 +379,8 @@ class Operations:
             if finish is not None:
                 finish()
             return DONE
+        if is_event:
+            pending = Recorded(pending, _NAMES.get(kind, kind.name), inputs)
         return self._begun(pending, results, [inputs, outputs], finish)
 
     # Messages
@@ -302,11 +395,11 @@ class Operations:
         def what() -> str:
             return f"{self}: send of {ready.nbytes} bytes with tag {tag} to rank {dest}"
 
-        return self._begun(message, [tensor], [ready], limit_ns=self._timeout_ns, what=what)
+        pending = Recorded(message, "send", [ready]) if is_profiling() else message
+        return self._begun(pending, [tensor], [ready], limit_ns=self._timeout_ns, what=what)
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Any:
-        connection = self._connected()
-        return self._receive(connection, tensors, self._peer(source), tag)
+        return self._receive(self._connected(), tensors, self._peer(source), tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Any:
         return self._receive(self._connected(), tensors, -1, tag)
@@ -328,7 +421,9 @@ class Operations:
             sender = f"rank {peer}" if peer >= 0 else "any rank"
             return f"{self}: receive of {ready.nbytes} bytes with tag {tag} from {sender}"
 
-        return self._begun(message, [tensor], [ready], finish, self._timeout_ns, source, what)
+        name = "recv" if peer >= 0 else "recvAnySource"
+        pending = Recorded(message, name, [ready]) if is_profiling() else message
+        return self._begun(pending, [tensor], [ready], finish, self._timeout_ns, source, what)
 
     def _peer(self, rank: int) -> int:
         if not 0 <= rank < self.size():
@@ -411,6 +506,37 @@ class Operations:
         return [count * row_bytes for count in rows]
 
 
+def _listed(*arguments: Any) -> Any:
+    """Return what PyTorch passes for these arguments: each in a list, if one of them is a tensor.
+
+    >>> _listed([1, 2], torch.tensor(3))
+    ([[1, 2]], [tensor(3)])
+    """
+    if any(isinstance(each, torch.Tensor) for each in arguments):
+        return tuple([each] for each in arguments)
+    return arguments
+
+
+def _with_values(options: Any, *values: object, **named: object) -> Any:
+    """Return the options after setting what the values are, by their types: a reduction, a root, a time limit.
+
+    Raises UsageError for another type.
+    """
+    for value in (*values, *named.values()):
+        if isinstance(value, TorchReduceOp):
+            options.reduceOp = value
+        elif isinstance(value, timedelta):
+            options.timeout = value
+        elif isinstance(value, int):
+            options.rootRank = value
+        elif value is not None:
+            raise UsageError(
+                f"{value!r} is not an argument of this operation: pass {type(options).__name__}, a reduction, the rank "
+                f"of the root or a timeout"
+            )
+    return options
+
+
 def _is_ready(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
@@ -441,8 +567,6 @@ def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:
 
 
 def _factor(op: Any) -> float:
-    if op.op != _Op.PREMUL_SUM:
-        return 1.0
     factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]  # the latter in earlier versions
     return float(factor() if callable(factor) else factor)
 

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any, NoReturn, Protocol
 
 import torch
+from torch._C import _autograd
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 from torch.futures import Future
@@ -34,6 +35,8 @@ __all__ = [
     "Done",
     "InFlight",
     "Operation",
+    "Recorded",
+    "is_profiling",
     "nanoseconds",
     "of_several_tensors",
 ]
@@ -78,6 +81,46 @@ class InFlight(Protocol):
     def wait(self, timeout_ns: int, /) -> bool: ...
 
 
+is_profiling = torch.autograd._profiler_enabled  # in this thread; takes some 30 ns
+
+
+class Recorded:
+    """An operation in flight that is an event of PyTorch's profiler: `ronde:all_reduce`, with the shapes of the inputs.
+
+    The event lasts as long as the operation, so a thread waits for that and ends it. PyTorch takes an event that
+    another thread ends for an asynchronous one, as those of Gloo are. This is done once the event has ended.
+    """
+
+    def __init__(self, pending: InFlight, name: str, inputs: Sequence[torch.Tensor]) -> None:
+        self.operation = pending
+        self._has_ended = threading.Event()
+        # Only the callback of a future ends an event in another thread: it takes the state of the profiler along.
+        event = _autograd._record_function_with_args_enter(f"ronde:{name}", *inputs)
+        self._end_of_event: Future[None] = Future()
+        torch.ops.profiler._call_end_callbacks_on_jit_fut(event, self._end_of_event)
+        threading.Thread(target=self._end, name="ronde-event", daemon=True).start()
+
+    def _end(self) -> None:
+        try:
+            self.operation.wait(-1)
+        except Exception:
+            pass  # the thread that waits for the operation raises it
+        finally:
+            self._end_of_event.set_result(None)
+            self._has_ended.set()
+
+    def is_done(self) -> bool:
+        return self._has_ended.is_set()
+
+    def has_failed(self) -> bool:
+        return self.operation.has_failed()
+
+    def wait(self, timeout_ns: int, /) -> bool:
+        if not self._has_ended.wait(timeout_ns / 1e9 if timeout_ns >= 0 else None):
+            return False
+        return self.operation.wait(-1)
+
+
 class Operation(TorchWork):  # type: ignore[misc]
     """An operation in flight. Its tensors must not change until it is done.
 
@@ -107,7 +150,7 @@ class Operation(TorchWork):  # type: ignore[misc]
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
-        self.is_message = hasattr(pending, "source")
+        self.is_message = what is not None
         if _FORGETS_WORKS:
             _keep(self)
 
@@ -117,7 +160,8 @@ class Operation(TorchWork):  # type: ignore[misc]
         if not self._is_done_within(limit_ns if limit_ns > 0 else -1):
             what = "the operation" if self._what is None else self._what()
             raise TimeoutError(
-                f"timed out: {what} was not done after {limit_ns / 1e9:g} s; it goes on", waited_ns=limit_ns
+                f"timed out: {what} was not done after {limit_ns / 1e9:g} s; its timeout is over; it goes on",
+                waited_ns=limit_ns,
             )
         with self._finishing:
             if self._finish is not None:

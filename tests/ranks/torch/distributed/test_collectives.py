@@ -287,7 +287,7 @@ def refused(rank: int, size: int) -> None:
     with pytest.raises(UsageError, match="float8"):
         dist.all_reduce(x.to(torch.float8_e4m3fn))
     with pytest.raises(UsageError, match="sparse"):
-        dist.all_reduce(x.to_sparse())
+        dist.all_reduce(x.to_sparse(), Op.MAX)
     with pytest.raises(UsageError, match="the output must have"):
         dist.all_gather_into_tensor(torch.empty(4 * size + 1), x)
     with pytest.raises(UsageError, match="the input must have"):
