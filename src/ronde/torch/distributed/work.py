@@ -150,7 +150,7 @@ class Operation(TorchWork):  # type: ignore[misc]
         self._finish, self._source = finish, source
         self._finishing = _NO_LOCK if finish is None else threading.Lock()
         self._limit_ns = limit_ns
-        self.is_message = hasattr(pending.operation if isinstance(pending, Recorded) else pending, "source")
+        self.is_message = what is not None
         if _FORGETS_WORKS:
             _keep(self)
 
