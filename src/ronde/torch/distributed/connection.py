@@ -9,7 +9,9 @@ world of its own.
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
+import multiprocessing.util
 import os
 import time
 import weakref
@@ -33,6 +35,7 @@ class GroupConnection:
     """The members of one group, connected.
 
     `ranks`: by rank of the group, the rank in the world. `world`: of which the group is made; None: it is one.
+    `messages`: the communicator that a world's mailbox has taken over.
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class GroupConnection:
         mailbox: _native.Mailbox,
         ranks: Sequence[int],
         world: GroupConnection | None = None,
+        messages: Communicator | None = None,
     ) -> None:
         self.communicator, self.mailbox, self.ranks = communicator, mailbox, ranks
+        self._messages = messages
         self.queue = _native.CallQueue(communicator.native)
         self.context = _context_of(communicator.label)
         self.stall_warning_ns = settings.resolve(settings.environment()).stall_warning_ns
@@ -53,6 +58,7 @@ class GroupConnection:
         self._pid = os.getpid()
         self._is_open = True
         _open.add(self)
+        _leave_when_a_child_ends()
 
     @property
     def is_open(self) -> bool:
@@ -84,8 +90,9 @@ class GroupConnection:
     def _leave(self) -> None:
         if any(group.is_open for group in self.groups):
             return
-        if self._world is None:
+        if self._messages is not None:
             self.mailbox.close("the process group has ended")
+            self._messages.shutdown()
         self.communicator.shutdown()
         if self._world is not None and not self._world.is_open:
             self._world._leave()  # this was its last group
@@ -173,12 +180,23 @@ def _make_world(
     except BaseException:
         communicator.shutdown()
         raise
-    return GroupConnection(communicator, _native.Mailbox(messages.native), range(size))
+    mailbox = _native.Mailbox(messages.native)
+    return GroupConnection(communicator, mailbox, range(size), messages=messages)
 
 
 def _context_of(name: str) -> int:
     """Return the number that keeps messages of this name apart from all others."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@functools.cache  # once for each process: forked children forget it
+def _leave_when_a_child_ends() -> None:
+    """Leave all groups when this process ends, if it is a child of `multiprocessing`: those run no exit handlers."""
+    if multiprocessing.parent_process() is not None:
+        multiprocessing.util.Finalize(None, _leave_all, exitpriority=0)
+
+
+os.register_at_fork(after_in_child=_leave_when_a_child_ends.cache_clear)
 
 
 @atexit.register
