@@ -108,7 +108,6 @@ class NCCL(DeviceBackend):
                 group.abort()
             else:
                 group.shutdown()
-        _ready.clear()
 
     def is_enabled(self, kind: Kind, dtype: DType, op: ReduceOp) -> bool:
         if kind in (Kind.allreduce, Kind.reducescatter):

@@ -73,8 +73,9 @@ class TorchStore:
             try:
                 self._query(lambda store: store.wait(keys, _delta(timeout_ns)))
                 return
-            except DistStoreError:
-                pass
+            except RuntimeError as error:  # not DistStoreError if the store is in a file
+                if not isinstance(error, DistStoreError) and "timeout" not in str(error):
+                    raise
         raise missing_keys_error(missing_of(keys, self.check), self.address, timeout_ns)
 
     def add(self, key: str, amount: int) -> int:
@@ -148,7 +149,7 @@ class TorchStore:
         self._open = None  # torch closes the connection with the last reference
 
     def _query(self, query: Callable[[TorchsOwnStore], Answer]) -> Answer:
-        """Return torch's answer. Raises torch's DistStoreError for a timeout."""
+        """Return torch's answer. Raises torch's DistStoreError or RuntimeError for a timeout."""
         if not self._open:
             raise UsageError(f"the connection to the store at {self.address} has been closed")
         try:

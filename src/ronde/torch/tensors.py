@@ -163,7 +163,7 @@ def copied(tensor: Any) -> Any:
     """Return a copy in main memory; of a CUDA tensor in pinned memory, which the device accesses directly."""
     if not tensor.is_cuda:
         return tensor.to("cpu", copy=True)
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     copy.copy_(tensor, non_blocking=True)
     there = torch.cuda.Event()
     there.record(torch.cuda.current_stream(tensor.device))

@@ -277,8 +277,41 @@ class MixedGroup(RondeGroup):
 
     others: Mapping[str, Any] = {}
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._end_others("shutdown")
+
+    def abort(self) -> None:
+        super().abort()
+        self._end_others("abort")
+
+    def _end_others(self, how: str) -> None:
+        for other in self.others.values():
+            end = getattr(other, how, None) or getattr(other, f"_{how}", None)  # with PyTorch up to 2.5
+            if end is not None:
+                end()
+        self.others = {}
+
     def _backend_of(self, arguments: Sequence[Any]) -> Any:
         return self.others.get(_device_type(list(arguments)))
+
+    # From Python the other backends have these only for one tensor.
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, *opts: Any) -> Any:
+        backend = self._backend_of([outputs, inputs])
+        if backend is None:
+            return super().allgather_into_tensor_coalesced(outputs, inputs, *opts)
+        return self._each(backend._allgather_base, outputs, inputs, opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, *opts: Any) -> Any:
+        backend = self._backend_of([outputs, inputs])
+        if backend is None:
+            return super().reduce_scatter_tensor_coalesced(outputs, inputs, *opts)
+        return self._each(backend._reduce_scatter_base, outputs, inputs, opts)
+
+    def _each(self, operation: Callable[..., Any], outputs: Any, inputs: Any, opts: Sequence[Any]) -> Any:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._together([operation(output, given, *opts) for output, given in pairs])
 
 
 def _device_type(value: object) -> str:
@@ -302,8 +335,8 @@ def _routed(name: str) -> Callable[..., Any]:
 
 for _name in (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allgather", "allgather_coalesced"),
-    *("_allgather_base", "allgather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter"),
-    *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "alltoall", "alltoall_base"),
+    *("_allgather_base", "gather", "scatter", "reduce_scatter"),
+    *("_reduce_scatter_base", "alltoall", "alltoall_base"),
     *("send", "recv", "recv_anysource"),
 ):
     setattr(MixedGroup, _name, _routed(_name))

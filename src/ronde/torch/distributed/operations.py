@@ -548,22 +548,28 @@ def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:
     """
     if all(map(_is_ready, tensors)):
         return _Host(tensors)
-    ready = [
-        each
-        if _is_ready(each)
-        else each.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous()
-        if has_values
-        else torch.empty(each.shape, dtype=each.dtype)
-        for each in tensors
-    ]
+    ready = [each if _is_ready(each) else _room_for(each) for each in tensors]
+    if has_values:
+        for user, host in zip(tensors, ready):
+            if user is not host:
+                host.copy_(user.detach())
+
+    # Work before the call may still use the memory of the results, and only this stream has waited for it.
+    streams = [torch.cuda.current_stream(each.device) if each.is_cuda else None for each in tensors]
 
     def finish() -> None:
         with torch.no_grad():
-            for user, host in zip(tensors, ready, strict=True):
+            for user, host, stream in zip(tensors, ready, streams, strict=True):
                 if user is not host:
-                    user.copy_(host)
+                    with torch.cuda.stream(stream):
+                        user.copy_(host)  # returns when the values are there, so any stream may use them
 
     return _Host(ready, finish)
+
+
+def _room_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Return main memory for a tensor's values: pinned for a GPU, which reaches it directly, and kept by PyTorch."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def _factor(op: Any) -> float:

@@ -245,7 +245,7 @@ class Done(TorchWork):  # type: ignore[misc]
         return self._result
 
     def get_future(self) -> Future[Any]:
-        future: Future[Any] = Future()
+        future: Future[Any] = Future(devices=_devices_of(self._result))
         future.set_result(self._result)
         return future
 
@@ -319,7 +319,7 @@ class Completer:
         return self._begin_future(work, is_message)
 
     def _begin_future(self, work: Any, is_message: bool) -> Future[Any]:
-        base: Future[Any] = Future()
+        base: Future[Any] = Future(devices=_devices_of(work.result()))
         # An exception that Python sets as such would end the process in DDP's C++ code; one that a callback raises
         # arrives there as a RuntimeError.
         future = base.then(_value_or_error)
@@ -362,6 +362,11 @@ class Completer:
         while (item := self._waiting.get()) is not None:
             _complete(*item)
             del item  # else it keeps the tensors of the last operation
+
+
+def _devices_of(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
+    """Return the devices that a future must know to have these tensors as its value; none for main memory."""
+    return list({each.device: None for each in tensors if each.is_cuda})
 
 
 def _complete(work: Any, future: Future[Any]) -> None:

@@ -15,8 +15,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.ranks.torch.distributed.groups import close, default_group, same, with_each_backend
+from torch.distributed import _functional_collectives as functions
 from torch.distributed.device_mesh import init_device_mesh
 
+import ronde
+from ronde.stores.torch import TorchStore
 from ronde.testing import ranks
 
 
@@ -156,6 +159,34 @@ def beside_gloo(folder: str) -> None:
         other = dist.new_group(backend="gloo")
         dist.all_reduce(total, group=other)
         assert total.item() == size * size
+
+
+def through_gloo(folder: str) -> None:
+    """A group whose tensors are all those of the other backend, as those on a GPU are NCCL's."""
+    with default_group(folder, "cpu:gloo,cuda:ronde") as (rank, size):
+        world = dist.group.WORLD
+        mine = torch.full((2,), float(rank))
+        gathered = functions.all_gather_tensor(mine, 0, world) + 0
+        assert gathered.tolist() == [float(each) for each in range(size) for _ in range(2)]
+        several = functions.all_gather_into_tensor_coalesced([mine, mine], world)
+        assert all(torch.equal(each + 0, gathered) for each in several)
+        total = functions.reduce_scatter_tensor(gathered, "sum", 0, world) + 0
+        assert total.tolist() == [float(size * rank)] * 2
+    assert not getattr(world, "others", {}), "Gloo has not ended with the group"
+
+
+def test_tensors_of_the_other_backend(tmp_path: Path) -> None:
+    ranks.run(through_gloo, 2, str(tmp_path))
+
+
+def late_at_a_file(path: str) -> None:
+    store = TorchStore(dist.FileStore(path, 1), path)
+    with pytest.raises(ronde.TimeoutError, match="absent"):
+        store.wait(["absent"], 10**7)
+
+
+def test_a_store_in_a_file_says_that_a_timeout_is_over(tmp_path: Path) -> None:
+    ranks.run(late_at_a_file, 1, str(tmp_path / "store"))
 
 
 def test_groups_beside_those_of_gloo(tmp_path: Path) -> None:
