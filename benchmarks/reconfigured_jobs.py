@@ -36,7 +36,12 @@ def lose_ranks(backend: str, port: int) -> dict[int, float]:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timeout=LIMIT)
     dist.init_process_group(
-        backend, store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT, enable_reconfigure=True
+        backend,
+        store=dist.PrefixStore("group/", store),
+        rank=rank,
+        world_size=size,
+        timeout=LIMIT,
+        enable_reconfigure=True,
     )
     seconds: dict[int, float] = {}
     for remaining in range(size, 0, -1):
