@@ -33,7 +33,7 @@ class GlooBackend(GlooSteps):
 
     def allgather_single(self, count: int) -> Call:
         x, out = tensor(count // self.size), tensor(count)
-        return lambda: dist.all_gather_into_tensor(out, x)
+        return lambda: dist.all_gather_single(out, x)
 
     def exchange(self, count: int) -> Call:
         """Neighbours send to each other at once."""

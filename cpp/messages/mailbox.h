@@ -278,6 +278,7 @@ class Mailbox : private Communicator::LinkUser {
   bool is_closed_ = false;
   int looking_ = 0;                     // threads in wait() that look
   int driving_ = 0;                     // those, and the one that sleeps on the bell
+  bool has_driven_ = false;             // a waiting thread, since the mailbox's thread has looked
   Sleeper sleeper_ = Sleeper::kNobody;  // on the bell
   Message* awaited_ = nullptr;          // for which that waiting thread sleeps
   bool is_parked_ = false;

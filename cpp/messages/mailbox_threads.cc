@@ -22,8 +22,12 @@ namespace {
 // A waiting thread checks for signals this often: while it moves bytes, and while it sleeps.
 constexpr int64_t kLookNs = 50'000'000;
 constexpr int64_t kCheckNs = 1'000'000'000;
-// For how long the mailbox's thread stays parked before it looks whether waiting threads still drive.
+// For how long a waiting thread looks in vain. A yield may give the core to nobody, or to another program.
+constexpr int64_t kVainNs = 20'000;
+// For how long the mailbox's thread stays parked before it looks whether waiting threads still drive: longer if one
+// sleeps now, or has driven since.
 constexpr auto kShortestPark = std::chrono::milliseconds(1);
+constexpr auto kParkBetweenWaits = std::chrono::milliseconds(4);
 constexpr auto kLongestPark = std::chrono::milliseconds(64);
 constexpr int64_t kLongSleepNs = 1'000'000;
 
@@ -91,14 +95,18 @@ void Mailbox::run() {
 
 // Leaves the links to the waiting threads. It looks now and then whether they still drive them, because a waiting
 // thread that ends soon wakes it only if messages are pending: a program that waits often would otherwise wake it every
-// time.
+// time. For the same reason it stays parked between such waits if there are no messages to move.
 void Mailbox::park(std::unique_lock<std::mutex>& lock) {
   is_parked_ = true;
   auto patience = kShortestPark;
-  do {
+  bool leaves_links = true;
+  while (leaves_links && !is_closed_) {
+    has_driven_ = false;
     unparked_.wait_for(lock, patience);
-    patience = sleeper_ == Sleeper::kWaiting ? std::min(2 * patience, kLongestPark) : kShortestPark;
-  } while (driving_ > 0 && !is_closed_);
+    const auto longest = sleeper_ == Sleeper::kWaiting ? kLongestPark : kParkBetweenWaits;
+    patience = std::min(2 * patience, longest);
+    leaves_links = driving_ > 0 || (has_driven_ && pending_ == 0);
+  }
   is_parked_ = false;
 }
 
@@ -158,6 +166,7 @@ Mailbox::Drive Mailbox::drive(Message& message, int64_t until_ns) {
   std::unique_lock lock(mutex_);
   if (failure_) return Drive::kSlept;
   ++driving_;
+  has_driven_ = true;
   if (looking_++ == 0 && sleeper_ != Sleeper::kNobody) links_.bell.cancel();
   const bool is_over = look(lock, message, until_ns);
   --looking_;
@@ -183,17 +192,20 @@ Mailbox::Drive Mailbox::drive(Message& message, int64_t until_ns) {
 
 // Looks until the message has ended, or in vain for a while. Returns true at `end_ns`.
 bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns) {
-  end_ns = std::min(end_ns, steady_now_ns() + kLookNs);
+  int64_t now_ns = steady_now_ns(), moved_ns = now_ns;
+  end_ns = std::min(end_ns, now_ns + kLookNs);
   const int most = most_looks();
-  for (int looks = 0; !failure_ && looks < most; ++looks) {
+  for (int looks = 0; !failure_ && looks < most && now_ns - moved_ns < kVainNs; ++looks) {
     const bool moved = step(looks > 0);
     if (!message.is_pending()) return false;
     lock.unlock();
     looks < links_.policy.spins ? Waiter::pause() : static_cast<void>(sched_yield());
-    if (moved) looks = 0;
-    const bool is_over = (moved || looks % 64 == 63) && steady_now_ns() >= end_ns;
+    now_ns = steady_now_ns();
     lock.lock();
-    if (is_over) return true;
+    if (now_ns >= end_ns) return true;
+    if (!moved) continue;
+    looks = 0;
+    moved_ns = now_ns;
   }
   return false;
 }
