@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kLookNs = 50'000'000;
 constexpr int64_t kCheckNs = 1'000'000'000;
 // For how long a waiting thread looks in vain. A yield may give the core to nobody, or to another program.
-constexpr int64_t kVainNs = 20'000;
+constexpr int64_t kVainNs = 10'000;
 // For how long the mailbox's thread stays parked before it looks whether waiting threads still drive: longer if one
 // sleeps now, or has driven since.
 constexpr auto kShortestPark = std::chrono::milliseconds(1);
@@ -161,40 +161,48 @@ void Mailbox::wait(Message& message, int64_t until_ns) {
   }
 }
 
-// Drives the links for a message: looks, then sleeps once.
+// Drives the links until a message has ended. It stays the driver after a ring that was about something else, such as
+// room in a link: the mailbox's thread would be woken in vain.
 Mailbox::Drive Mailbox::drive(Message& message, int64_t until_ns) {
   std::unique_lock lock(mutex_);
   if (failure_) return Drive::kSlept;
   ++driving_;
   has_driven_ = true;
-  if (looking_++ == 0 && sleeper_ != Sleeper::kNobody) links_.bell.cancel();
-  const bool is_over = look(lock, message, until_ns);
-  --looking_;
-  Drive result = is_over ? Drive::kInterrupted : Drive::kSlept;
   bool has_slept_long = false;
-  if (!is_over && !failure_ && message.is_pending()) {
-    if (sleeper_ == Sleeper::kWaiting) {
-      result = Drive::kAnotherDrives;
-    } else {
-      if (sleeper_ == Sleeper::kThread) wake_sleeper();  // it parks
-      awaited_ = &message;
-      const int64_t since_ns = steady_now_ns();
-      if (sleep_on_bell(lock, Sleeper::kWaiting, until_ns)) result = Drive::kInterrupted;
-      has_slept_long = steady_now_ns() - since_ns > kLongSleepNs;
-      if (awaited_ == &message) awaited_ = nullptr;
-      step(false);
-    }
-  }
+  Drive result;
+  int looks = most_looks();
+  do {
+    result = look_and_sleep(lock, message, until_ns, looks, has_slept_long);
+    looks = 1;  // until something moves
+  } while (result == Drive::kSlept && !failure_ && message.is_pending() && steady_now_ns() < until_ns);
   --driving_;
   if (!failure_) stop_driving(has_slept_long);
   return result;
 }
 
-// Looks until the message has ended, or in vain for a while. Returns true at `end_ns`.
-bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns) {
+Mailbox::Drive Mailbox::look_and_sleep(std::unique_lock<std::mutex>& lock, Message& message, int64_t until_ns,
+                                       int looks, bool& has_slept_long) {
+  if (looking_++ == 0 && sleeper_ != Sleeper::kNobody) links_.bell.cancel();
+  const bool is_over = look(lock, message, until_ns, looks);
+  --looking_;
+  if (is_over) return Drive::kInterrupted;
+  if (failure_ || !message.is_pending()) return Drive::kSlept;
+  if (sleeper_ == Sleeper::kWaiting) return Drive::kAnotherDrives;
+  if (sleeper_ == Sleeper::kThread) wake_sleeper();  // it parks
+  awaited_ = &message;
+  const int64_t since_ns = steady_now_ns();
+  const bool interrupted = sleep_on_bell(lock, Sleeper::kWaiting, until_ns);
+  has_slept_long = steady_now_ns() - since_ns > kLongSleepNs;
+  if (awaited_ == &message) awaited_ = nullptr;
+  step(false);
+  return interrupted ? Drive::kInterrupted : Drive::kSlept;
+}
+
+// Looks until the message has ended, or in vain for a while: `most` times, or longer once something has moved. Returns
+// true at `end_ns`.
+bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns, int most) {
   int64_t now_ns = steady_now_ns(), moved_ns = now_ns;
   end_ns = std::min(end_ns, now_ns + kLookNs);
-  const int most = most_looks();
   for (int looks = 0; !failure_ && looks < most && now_ns - moved_ns < kVainNs; ++looks) {
     const bool moved = step(looks > 0);
     if (!message.is_pending()) return false;
@@ -205,6 +213,7 @@ bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, i
     if (now_ns >= end_ns) return true;
     if (!moved) continue;
     looks = 0;
+    most = most_looks();
     moved_ns = now_ns;
   }
   return false;
