@@ -64,16 +64,17 @@ class GlooBackend(GlooSteps):
         return self._step("transformer_fsdp", communicates, self._sharded)
 
     def _replicated(self) -> tuple[Call, Call]:
+        parallelize = torch.nn.parallel.DistributedDataParallel
         model = Transformer()
-        together = _backward(torch.nn.parallel.DistributedDataParallel(model), self.rank, WARM_UP_STEPS)
+        together = _backward(parallelize(model), self.rank, WARM_UP_STEPS)
         sums = self.from_all(sum(float(each.grad.double().sum()) for each in model.parameters()))
         if len(set(sums)) != 1:
             raise RuntimeError(f"gradients differ between ranks; their sums: {sums}")
-        return together, _backward(Transformer(), self.rank, 1)
+        return together, _backward(parallelize(Transformer(), process_group=_fake_group()), self.rank, 1)
 
     def _sharded(self) -> tuple[Call, Call]:
-        together = _backward(_shard(self.backend), self.rank, WARM_UP_STEPS)
-        return together, _backward(_shard("fake"), self.rank, 1)
+        together = _backward(_shard(dist.group.WORLD), self.rank, WARM_UP_STEPS)
+        return together, _backward(_shard(_fake_group()), self.rank, 1)
 
 
 class RondeBackend(GlooBackend):
@@ -82,15 +83,16 @@ class RondeBackend(GlooBackend):
     backend = "ronde"
 
 
-def _shard(backend: str) -> Any:
-    """Return a transformer sharded by FSDP2. The backend "fake" is PyTorch's own without communication."""
-    if backend == "fake":
-        from torch.testing._internal.distributed import fake_pg  # noqa: F401, registers it
+def _fake_group() -> Any:
+    """Return a group of PyTorch's own backend without communication, of as many ranks."""
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401, registers it
 
-        group = dist.new_group(backend="fake")
-        mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=(MESH,))
-    else:
-        mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=(MESH,))
+    return dist.new_group(backend="fake")
+
+
+def _shard(group: Any) -> Any:
+    """Return a transformer sharded by FSDP2."""
+    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=(MESH,))
     model = Transformer()
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
