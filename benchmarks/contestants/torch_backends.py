@@ -70,17 +70,25 @@ class GlooBackend(GlooSteps):
         sums = self.from_all(sum(float(each.grad.double().sum()) for each in model.parameters()))
         if len(set(sums)) != 1:
             raise RuntimeError(f"gradients differ between ranks; their sums: {sums}")
-        return together, _backward(parallelize(Transformer(), process_group=_fake_group()), self.rank, 1)
+        silent = parallelize(Transformer())
+        silent.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
+        return together, _backward(silent, self.rank, WARM_UP_STEPS)
 
     def _sharded(self) -> tuple[Call, Call]:
         together = _backward(_shard(dist.group.WORLD), self.rank, WARM_UP_STEPS)
-        return together, _backward(_shard(_fake_group()), self.rank, 1)
+        return together, _backward(_shard(_fake_group()), self.rank, WARM_UP_STEPS)
 
 
 class RondeBackend(GlooBackend):
     """The same with the backend "ronde"."""
 
     backend = "ronde"
+
+
+def _done(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
 
 
 def _fake_group() -> Any:
