@@ -58,13 +58,18 @@ def serve_crew(contestant: str, home: Home, path: str) -> None:
 
 
 class Crews(Field):
-    """The contestants that take part with a number of ranks. One that does not start is skipped, with the reason."""
+    """The contestants that take part with a number of ranks. One that does not start is skipped, with the reason.
 
-    def __init__(self, homes: Mapping[str, Home], names: Iterable[str], size: int) -> None:
+    `homes`: None for a contestant of the table of contestants/__init__.py.
+    """
+
+    def __init__(self, homes: Mapping[str, Home | None], names: Iterable[str], size: int) -> None:
         super().__init__([], size)
         for name in names:
+            home = homes[name]
             try:
-                self.groups.append(self._open.enter_context(Crew(name, homes[name], size)))
+                group = Group(name, size) if home is None else Crew(name, home, size)
+                self.groups.append(self._open.enter_context(group))
             except Broken as reason:
                 print(f"skipped {name}: {reason}", file=sys.stderr, flush=True)
 

@@ -18,8 +18,10 @@ def tensor(count: int) -> Any:
 class Gloo:
     """One rank of the default process group, found by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
 
+    backend = "gloo"
+
     def __init__(self) -> None:
-        dist.init_process_group("gloo")
+        dist.init_process_group(self.backend)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 

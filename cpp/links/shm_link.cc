@@ -1,6 +1,7 @@
 #include "links/shm_link.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -12,6 +13,31 @@ namespace {
 // The interval at which a copy in progress is published: often enough to keep the other side busy, seldom enough to
 // cause little traffic on the counter's cache line.
 constexpr size_t kPublishBytes = 32 << 10;
+
+// Says what a copy in progress has done. A peer that sleeps is woken at the beginning and at the end of the copy only:
+// if both ranks have to share a core, it would otherwise take the core from this one at every publication.
+class Publisher {
+ public:
+  Publisher(std::atomic<uint64_t>& counter, const BellHandle& peer_bell) : counter_(counter), peer_bell_(peer_bell) {}
+
+  void add(uint64_t total, size_t bytes) {
+    unpublished_ += bytes;
+    if (unpublished_ < kPublishBytes) return;
+    counter_.store(total, std::memory_order_release);
+    unpublished_ = 0;
+    if (!std::exchange(has_rung_, true)) peer_bell_.ring();
+  }
+  void finish(uint64_t total) {
+    if (unpublished_ > 0) counter_.store(total, std::memory_order_release);
+    peer_bell_.ring();
+  }
+
+ private:
+  std::atomic<uint64_t>& counter_;
+  const BellHandle& peer_bell_;
+  size_t unpublished_ = 0;
+  bool has_rung_ = false;
+};
 
 // The next contiguous piece of a message: first its frame, then its payload.
 struct Piece {
@@ -54,12 +80,7 @@ bool ShmLink::write_some() {
   size_t room = ShmPipe::kCapacity - used;
   if (room == 0) return false;
 
-  size_t unpublished = 0;
-  const auto publish = [&] {
-    out_pipe_->written.store(written_, std::memory_order_release);
-    peer_bell_.ring();
-    unpublished = 0;
-  };
+  Publisher publisher(out_pipe_->written, peer_bell_);
   while (room > 0 && !outgoing_.empty()) {
     Message& message = outgoing_.front();
     const Piece piece = next_piece(message, message.frame);
@@ -69,10 +90,9 @@ bool ShmLink::write_some() {
     room -= bytes;
     message.left -= bytes;
     outgoing_.pop_finished();
-    unpublished += bytes;
-    if (unpublished >= kPublishBytes) publish();
+    publisher.add(written_, bytes);
   }
-  if (unpublished > 0) publish();
+  publisher.finish(written_);
   return true;
 }
 
@@ -82,12 +102,7 @@ bool ShmLink::read_some() {
   if (available > ShmPipe::kCapacity) throw ends_.lost(" has corrupted the shared memory");
   if (available == 0) return false;
 
-  size_t unpublished = 0;
-  const auto publish = [&] {
-    in_pipe_->taken.store(taken_, std::memory_order_release);
-    peer_bell_.ring();
-    unpublished = 0;
-  };
+  Publisher publisher(in_pipe_->taken, peer_bell_);
   while (available > 0 && !incoming_.empty()) {
     Message& message = incoming_.front();
     const Piece piece = next_piece(message, arriving_);
@@ -99,10 +114,9 @@ bool ShmLink::read_some() {
     // The frame is now complete in private memory, where the peer cannot change it.
     if (message.left == message.frame.bytes) ends_.check(arriving_, message.frame);
     incoming_.pop_finished();
-    unpublished += bytes;
-    if (unpublished >= kPublishBytes) publish();
+    publisher.add(taken_, bytes);
   }
-  if (unpublished > 0) publish();
+  publisher.finish(taken_);
   return true;
 }
 

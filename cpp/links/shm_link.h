@@ -1,7 +1,8 @@
 // A link between two ranks of one host: two pipes in shared memory, one per direction.
 //
 // A pipe is a ring with one writer and one reader. Both counters only grow; byte number k lies at ring[k % capacity].
-// Writer and reader copy at the same time: each publishes its progress every few KiB and then rings the other's bell.
+// Writer and reader copy at the same time: each publishes its progress every few KiB, and rings the other's bell
+// when it begins and when it ends.
 //
 // Each side keeps its own counter in private memory, only publishes it, and checks the other's counter before use. So
 // whatever the other process writes into the pipe, this one never accesses memory outside the ring.

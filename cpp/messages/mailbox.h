@@ -257,7 +257,9 @@ class Mailbox : private Communicator::LinkUser {
   int most_looks() const;
   enum class Drive { kSlept, kAnotherDrives, kInterrupted };
   Drive drive(Message& message, int64_t until_ns);
-  bool look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns);
+  Drive look_and_sleep(std::unique_lock<std::mutex>& lock, Message& message, int64_t until_ns, int looks,
+                       bool& has_slept_long);
+  bool look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns, int most);
   void stop_driving(bool has_slept_long);
   void wake_for_sockets();
   void wake_sleeper();
@@ -278,6 +280,7 @@ class Mailbox : private Communicator::LinkUser {
   bool is_closed_ = false;
   int looking_ = 0;                     // threads in wait() that look
   int driving_ = 0;                     // those, and the one that sleeps on the bell
+  bool has_driven_ = false;             // a waiting thread, since the mailbox's thread has looked
   Sleeper sleeper_ = Sleeper::kNobody;  // on the bell
   Message* awaited_ = nullptr;          // for which that waiting thread sleeps
   bool is_parked_ = false;

@@ -22,8 +22,12 @@ namespace {
 // A waiting thread checks for signals this often: while it moves bytes, and while it sleeps.
 constexpr int64_t kLookNs = 50'000'000;
 constexpr int64_t kCheckNs = 1'000'000'000;
-// For how long the mailbox's thread stays parked before it looks whether waiting threads still drive.
+// For how long a waiting thread looks in vain. A yield may give the core to nobody, or to another program.
+constexpr int64_t kVainNs = 10'000;
+// For how long the mailbox's thread stays parked before it looks whether waiting threads still drive: longer if one
+// sleeps now, or has driven since.
 constexpr auto kShortestPark = std::chrono::milliseconds(1);
+constexpr auto kParkBetweenWaits = std::chrono::milliseconds(4);
 constexpr auto kLongestPark = std::chrono::milliseconds(64);
 constexpr int64_t kLongSleepNs = 1'000'000;
 
@@ -91,14 +95,18 @@ void Mailbox::run() {
 
 // Leaves the links to the waiting threads. It looks now and then whether they still drive them, because a waiting
 // thread that ends soon wakes it only if messages are pending: a program that waits often would otherwise wake it every
-// time.
+// time. For the same reason it stays parked between such waits if there are no messages to move.
 void Mailbox::park(std::unique_lock<std::mutex>& lock) {
   is_parked_ = true;
   auto patience = kShortestPark;
-  do {
+  bool leaves_links = true;
+  while (leaves_links && !is_closed_) {
+    has_driven_ = false;
     unparked_.wait_for(lock, patience);
-    patience = sleeper_ == Sleeper::kWaiting ? std::min(2 * patience, kLongestPark) : kShortestPark;
-  } while (driving_ > 0 && !is_closed_);
+    const auto longest = sleeper_ == Sleeper::kWaiting ? kLongestPark : kParkBetweenWaits;
+    patience = std::min(2 * patience, longest);
+    leaves_links = driving_ > 0 || (has_driven_ && pending_ == 0);
+  }
   is_parked_ = false;
 }
 
@@ -153,47 +161,60 @@ void Mailbox::wait(Message& message, int64_t until_ns) {
   }
 }
 
-// Drives the links for a message: looks, then sleeps once.
+// Drives the links until a message has ended. It stays the driver after a ring that was about something else, such as
+// room in a link: the mailbox's thread would be woken in vain.
 Mailbox::Drive Mailbox::drive(Message& message, int64_t until_ns) {
   std::unique_lock lock(mutex_);
   if (failure_) return Drive::kSlept;
   ++driving_;
-  if (looking_++ == 0 && sleeper_ != Sleeper::kNobody) links_.bell.cancel();
-  const bool is_over = look(lock, message, until_ns);
-  --looking_;
-  Drive result = is_over ? Drive::kInterrupted : Drive::kSlept;
+  has_driven_ = true;
   bool has_slept_long = false;
-  if (!is_over && !failure_ && message.is_pending()) {
-    if (sleeper_ == Sleeper::kWaiting) {
-      result = Drive::kAnotherDrives;
-    } else {
-      if (sleeper_ == Sleeper::kThread) wake_sleeper();  // it parks
-      awaited_ = &message;
-      const int64_t since_ns = steady_now_ns();
-      if (sleep_on_bell(lock, Sleeper::kWaiting, until_ns)) result = Drive::kInterrupted;
-      has_slept_long = steady_now_ns() - since_ns > kLongSleepNs;
-      if (awaited_ == &message) awaited_ = nullptr;
-      step(false);
-    }
-  }
+  Drive result;
+  int looks = most_looks();
+  do {
+    result = look_and_sleep(lock, message, until_ns, looks, has_slept_long);
+    looks = 1;  // until something moves
+  } while (result == Drive::kSlept && !failure_ && message.is_pending() && steady_now_ns() < until_ns);
   --driving_;
   if (!failure_) stop_driving(has_slept_long);
   return result;
 }
 
-// Looks until the message has ended, or in vain for a while. Returns true at `end_ns`.
-bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns) {
-  end_ns = std::min(end_ns, steady_now_ns() + kLookNs);
-  const int most = most_looks();
-  for (int looks = 0; !failure_ && looks < most; ++looks) {
+Mailbox::Drive Mailbox::look_and_sleep(std::unique_lock<std::mutex>& lock, Message& message, int64_t until_ns,
+                                       int looks, bool& has_slept_long) {
+  if (looking_++ == 0 && sleeper_ != Sleeper::kNobody) links_.bell.cancel();
+  const bool is_over = look(lock, message, until_ns, looks);
+  --looking_;
+  if (is_over) return Drive::kInterrupted;
+  if (failure_ || !message.is_pending()) return Drive::kSlept;
+  if (sleeper_ == Sleeper::kWaiting) return Drive::kAnotherDrives;
+  if (sleeper_ == Sleeper::kThread) wake_sleeper();  // it parks
+  awaited_ = &message;
+  const int64_t since_ns = steady_now_ns();
+  const bool interrupted = sleep_on_bell(lock, Sleeper::kWaiting, until_ns);
+  has_slept_long = steady_now_ns() - since_ns > kLongSleepNs;
+  if (awaited_ == &message) awaited_ = nullptr;
+  step(false);
+  return interrupted ? Drive::kInterrupted : Drive::kSlept;
+}
+
+// Looks until the message has ended, or in vain for a while: `most` times, or longer once something has moved. Returns
+// true at `end_ns`.
+bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns, int most) {
+  int64_t now_ns = steady_now_ns(), moved_ns = now_ns;
+  end_ns = std::min(end_ns, now_ns + kLookNs);
+  for (int looks = 0; !failure_ && looks < most && now_ns - moved_ns < kVainNs; ++looks) {
     const bool moved = step(looks > 0);
     if (!message.is_pending()) return false;
     lock.unlock();
     looks < links_.policy.spins ? Waiter::pause() : static_cast<void>(sched_yield());
-    if (moved) looks = 0;
-    const bool is_over = (moved || looks % 64 == 63) && steady_now_ns() >= end_ns;
+    now_ns = steady_now_ns();
     lock.lock();
-    if (is_over) return true;
+    if (now_ns >= end_ns) return true;
+    if (!moved) continue;
+    looks = 0;
+    most = most_looks();
+    moved_ns = now_ns;
   }
   return false;
 }

@@ -13,6 +13,10 @@ namespace ronde {
 namespace {
 
 constexpr int64_t kLongWaitNs = 1'000'000'000;
+// A shorter yield has given the core to no thread: Linux yields within a session only (autogroup), and there is none to
+// run. After a few of these the wait sleeps, because a peer of another session may need this core.
+constexpr int64_t kVainYieldNs = 2'000;
+constexpr int kMostVainYields = 16;
 
 }  // namespace
 
@@ -49,10 +53,14 @@ void Waiter::check(Patience& patience, bool interrupted) {
 }
 
 void Waiter::sleep_until(FunctionRef<bool()> step) {
-  for (int yield = 0; yield < policy_.yields; ++yield) {
+  int64_t before_ns = steady_now_ns();
+  for (int yield = 0, vain = 0; yield < policy_.yields && vain < kMostVainYields; ++yield) {
     if (step()) return;
     failure_.check();
     sched_yield();
+    const int64_t now_ns = steady_now_ns();
+    if (now_ns - before_ns < kVainYieldNs) ++vain;
+    before_ns = now_ns;
   }
   Patience patience{steady_now_ns()};
   while (true) {
