@@ -370,10 +370,10 @@ def mixed() -> Iterator[tuple[str, Check]]:
         yield "the same by NCCL alone", lambda: close(ddp_plain(), trained_alone())
 
 
-def count_of_nccl() -> int:
-    """Return how many operations NCCL's part of the default group has had."""
-    world = dist.group.WORLD
-    part = world.others["cuda"] if hasattr(world, "others") else world._get_backend(torch.device("cuda"))
+def count_of_nccl(group: Any = None) -> int:
+    """Return how many operations NCCL's part of the group (None: the default group) has had."""
+    group = dist.group.WORLD if group is None else group
+    part = group.others["cuda"] if hasattr(group, "others") else group._get_backend(torch.device("cuda"))
     return int(part._get_sequence_number_for_group())
 
 
@@ -446,7 +446,9 @@ def nccl_of_two_ranks() -> None:
 
 def fsdp_by_nccl() -> None:
     """With one rank FSDP2 has no communication."""
-    before, model = count_of_nccl(), sharded("cpu:ronde,cuda:nccl")
+    model = sharded("cpu:ronde,cuda:nccl")
+    group: Any = next(model.parameters()).device_mesh.get_group()  # not the default one: FSDP2 makes its own
+    before = count_of_nccl(group)
     train(model, sgd(model), my_rank())
     close([each.full_tensor().detach() for each in model.parameters()], trained_alone())
-    assert count_of_nccl() > before, "NCCL had no operations"
+    assert count_of_nccl(group) > before, "NCCL had no operations"
