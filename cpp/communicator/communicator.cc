@@ -114,7 +114,8 @@ void Communicator::on_long_wait(int64_t since_ns) {
 }
 
 void Communicator::on_timeout() {
-  std::string text = "timed out: waited " + std::to_string(waiter_->timeout_ns() / 1'000'000) + " ms in " + current_.describe();
+  std::string text =
+      "timed out: waited " + std::to_string(waiter_->timeout_ns() / 1'000'000) + " ms in " + current_.describe();
   std::vector<int> missing = waiting_for();
   const char* separator = " for ";
   for (int rank : missing) text += std::exchange(separator, ", ") + name_of_rank(rank);
