@@ -25,6 +25,7 @@
 #include "binding/connections.h"
 #include "binding/ready_arrays.h"
 #include "communicator/communicator.h"
+#include "waiting/call_terms.h"
 
 namespace ronde {
 namespace {
@@ -36,6 +37,7 @@ namespace {
 bool signal_handlers_raised() {
   if (PyGILState_GetThisThreadState() == nullptr) return false;
   const TakeGil taken;
+  const WithCallTerms none(0);  // those of the interrupted call are not for what a handler calls
   return PyErr_CheckSignals() != 0;
 }
 

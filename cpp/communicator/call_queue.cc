@@ -41,6 +41,13 @@ void CallQueue::check_usable() const {
   throw UsageError("the communicator's call queue has been closed: " + closed_because_);
 }
 
+// The caller holds mutex_. In a signal handler in the middle of a call of this thread, every other call would wait for
+// it.
+void CallQueue::check_not_interrupted() const {
+  if (!is_in_own_call()) return;
+  throw UsageError("this communicator is in the middle of a call, which a signal handler has interrupted");
+}
+
 std::shared_ptr<QueuedCall> CallQueue::post(Collective collective) {
   collective.check(communicator_.rank(), communicator_.size());
   if (origin_.is_inherited()) check_usable();
@@ -48,6 +55,7 @@ std::shared_ptr<QueuedCall> CallQueue::post(Collective collective) {
   {
     std::lock_guard lock(mutex_);
     check_usable();
+    check_not_interrupted();
     if (!thread_.joinable()) {
       const BlockSignals blocked;
       thread_ = std::thread([this] { work(); });
@@ -64,9 +72,7 @@ bool CallQueue::try_run(const Collective& collective) {
   {
     std::lock_guard lock(mutex_);
     check_usable();
-    if (is_in_own_call()) {
-      throw UsageError("this communicator is in the middle of a call, which a signal handler has interrupted");
-    }
+    check_not_interrupted();
     if (is_running_ || !queued_.empty()) return false;
     is_running_ = true;
     runs_in_ = std::this_thread::get_id();
@@ -136,7 +142,10 @@ void CallQueue::work() {
 void CallQueue::close(const std::string& reason) {
   if (origin_.is_inherited()) return;
   std::unique_lock lock(mutex_);
-  if (is_closing_) return is_idle_.wait(lock, [this] { return is_closed_; });
+  if (is_closing_) {
+    if (is_in_own_call()) return;  // a signal handler: the other thread that closes waits for the call under it
+    return is_idle_.wait(lock, [this] { return is_closed_; });
+  }
   is_closing_ = true;
   closed_because_ = reason;
   has_work_.notify_all();

@@ -92,6 +92,7 @@ class CallQueue {
 
  private:
   void check_usable() const;
+  void check_not_interrupted() const;
   bool is_in_own_call() const { return is_running_ && runs_in_ == std::this_thread::get_id(); }
   void work();
   void run(const Collective& collective);

@@ -49,7 +49,7 @@ void Mailbox::finish(Message& message, uint32_t state) {
 
 // --- Life ------------------------------------------------------------------------------------------------------------
 
-Mailbox::Mailbox(Communicator& communicator)
+Mailbox::Mailbox(Communicator& communicator) try
     : communicator_(communicator),
       links_(communicator.take_links(*this)),
       thread_doorbell_(links_.bell.eventfd()),
@@ -62,6 +62,8 @@ Mailbox::Mailbox(Communicator& communicator)
   }
   const BlockSignals block;
   thread_ = std::thread([this] { run(); });
+} catch (...) {
+  communicator.return_links();
 }
 
 Mailbox::~Mailbox() {

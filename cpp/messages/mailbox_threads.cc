@@ -192,7 +192,7 @@ Mailbox::Drive Mailbox::look_and_sleep(std::unique_lock<std::mutex>& lock, Messa
   awaited_ = &message;
   const int64_t since_ns = steady_now_ns();
   const bool interrupted = sleep_on_bell(lock, Sleeper::kWaiting, until_ns);
-  has_slept_long = steady_now_ns() - since_ns > kLongSleepNs;
+  has_slept_long |= steady_now_ns() - since_ns > kLongSleepNs;
   if (awaited_ == &message) awaited_ = nullptr;
   step(false);
   return interrupted ? Drive::kInterrupted : Drive::kSlept;
@@ -224,8 +224,8 @@ void Mailbox::stop_driving(bool has_slept_long) {
   if (looking_ > 0) return;
   if (sleeper_ != Sleeper::kNobody) {
     links_.bell.prepare(links_.has_sockets ? Sleep::kPoll : Sleep::kFutex);
-    while (step(false)) {  // what peers published before they could see the announcement
-    }
+    // What peers published before they could see the announcement. If there is more to come, the sleeper takes it.
+    if (step(false)) wake_sleeper();
     wake_for_sockets();
   } else if (is_parked_ && driving_ == 0 && (pending_ > 0 || has_slept_long)) {
     unparked_.notify_one();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "base/steady_clock.h"
@@ -19,7 +20,9 @@ struct CallTerms {
 class WithCallTerms {
  public:
   explicit WithCallTerms(int64_t timeout_ns, const std::string* posted_at = nullptr) : before_(current_) {
-    current_ = {timeout_ns, timeout_ns > 0 ? steady_now_ns() + timeout_ns : 0, posted_at};
+    const int64_t now_ns = steady_now_ns();
+    const bool is_far = timeout_ns > std::numeric_limits<int64_t>::max() - now_ns;
+    current_ = {is_far ? 0 : timeout_ns, timeout_ns > 0 && !is_far ? now_ns + timeout_ns : 0, posted_at};
   }
   ~WithCallTerms() { current_ = before_; }
   WithCallTerms(const WithCallTerms&) = delete;

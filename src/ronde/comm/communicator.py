@@ -56,7 +56,7 @@ class Communicator:
         self,
         native: _native.Communicator,
         topology: Topology,
-        connect: Callable[[Communicator, list[int], str, bool, Exchange | None, int | None], Communicator],
+        connect: Callable[..., Communicator],
         label: str,
         names: Sequence[int],
     ) -> None:
@@ -68,9 +68,8 @@ class Communicator:
         self._connect = connect
         self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._splits_made = 0  # the number of splits, the same on all ranks
-        self._deadline_ns: int | None = (
-            None  # for the connections of new communicators; None: the start timeout
-        )
+        self._deadline_ns: int | None = None  # of the communicators that it makes; None: by the settings
+        self._tcp_streams: int | None = None
         self._allreduce = native.allreduce
         _alive.add(self)
 
@@ -583,13 +582,15 @@ class Communicator:
         return self._child(list(range(self.size)), is_twin=True)
 
     @contextmanager
-    def connecting_by(self, deadline_ns: int) -> Iterator[None]:
-        """Connect the communicators that the block makes of this one by this time of the monotonic clock."""
-        self._deadline_ns = deadline_ns
+    def connecting_by(self, deadline_ns: int, tcp_streams: int | None = None) -> Iterator[None]:
+        """Connect the communicators that the block makes of this one by this time of the monotonic clock, and with so
+        many streams between hosts.
+        """
+        self._deadline_ns, self._tcp_streams = deadline_ns, tcp_streams
         try:
             yield
         finally:
-            self._deadline_ns = None
+            self._deadline_ns = self._tcp_streams = None
 
     def _group_by(
         self, exchange: Exchange, ranks: Sequence[int], name: str, deadline_ns: int
@@ -698,7 +699,8 @@ class Communicator:
         deadline_ns: int | None = None,
     ) -> Communicator:
         name = str(self._splits_made) if name is None else name
-        child = self._connect(self, ranks, name, is_twin, exchange, deadline_ns or self._deadline_ns)
+        by_ns = deadline_ns or self._deadline_ns
+        child = self._connect(self, ranks, name, is_twin, exchange, by_ns, self._tcp_streams)
         self._children.add(child)
         return child
 

@@ -92,12 +92,14 @@ class CommunicatorFactory:
         is_twin: bool,
         exchange: Exchange | None,
         deadline_ns: int | None,
+        tcp_streams: int | None = None,
     ) -> Communicator:
         """Return a communicator of these ranks of the parent, which they make together.
 
         `purpose`: the parent's. `name`: the same on all ranks, and used once for these ranks. `is_twin`: it has all
         ranks of the parent, and shares its symmetric memory. `exchange`: among the ranks; None: by messages of the
-        parent. `deadline_ns`: of the monotonic clock; None: after the start timeout.
+        parent. `deadline_ns`: of the monotonic clock; None: after the start timeout. `tcp_streams`: between hosts,
+        instead of the setting.
         """
         assert self.connections is not None
         # Groups of one split have the same name; their ranks distinguish them.
@@ -109,11 +111,12 @@ class CommunicatorFactory:
         topology = parent.topology.of_ranks(ranks)
         if deadline_ns is None:
             deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
+        wanted = self.wanted if tcp_streams is None else replace(self.wanted, tcp_streams=tcp_streams)
         watch = _join_watch(self.connections, purpose, topology, names)
         try:
             exchange = exchange or exchange_among(parent, ranks)
             wiring = wire_again(
-                topology, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, watch.check
+                topology, exchange, wanted, self.key, purpose, deadline_ns, self.address, watch.check
             )
             try:
                 native = self._connect(watch, wiring, parent.native if is_twin else None, deadline_ns)

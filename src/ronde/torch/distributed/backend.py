@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from types import FrameType, FunctionType
 from typing import Any
@@ -30,14 +31,15 @@ from ronde.torch.distributed.connection import (
 )
 from ronde.torch.distributed.meeting import factory_of, store_of
 from ronde.torch.distributed.operations import Operations
-from ronde.torch.distributed.reconfiguration import Generations
-from ronde.torch.distributed.work import DONE, Completer, nanoseconds
+from ronde.torch.distributed.reconfiguration import Generations, ReconfigureError
+from ronde.torch.distributed.work import DONE, Completer, InFlightMemory, nanoseconds
 
 __all__ = ["NAME", "make_backend", "register"]
 
 NAME = "ronde"
 DEVICES = ["cpu", "cuda"]
 
+DESTROYED = "the process group was destroyed"
 NOT_CONFIGURED = "it has no members yet: call reconfigure() first"
 
 HAS_PYTHON_BACKENDS = hasattr(c10d.Backend, "supports_reconfigure")  # PyTorch 2.14 and later
@@ -53,8 +55,8 @@ class _Members(Operations):
         self._name, self._description = name, "undefined"
         self._connection = connection
         self._completer = Completer()
-        self._in_flight = []
-        self._ended = "the process group was destroyed"
+        self._in_flight = InFlightMemory()
+        self._ended = DESTROYED
         self._set_timeout(timeout)
 
     def __repr__(self) -> str:
@@ -95,7 +97,7 @@ class _Members(Operations):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close(self._ended)
-        self._completer.close()
+        self._end_operations()
 
     def abort(self) -> None:
         """Fail all operations of the group, on all of its ranks."""
@@ -103,7 +105,14 @@ class _Members(Operations):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort(self._ended)
+        self._end_operations()
+
+    def _end_operations(self) -> None:
+        """Complete the futures of operations that have failed; the group may get another connection."""
         self._completer.close()
+        self._completer = Completer()
+        self._in_flight.outlive_group()
+        self._sequence = 0
 
 
 class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc]
@@ -150,6 +159,8 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
 
     def reconfigure_with(self, uuid: int, handles: Collection[str], timeout: timedelta | None) -> None:
         """See `ronde.torch.distributed.reconfigure`."""
+        if not self.supports_reconfigure:
+            raise ReconfigureError("a group of several backends cannot be reconfigured")
         planned = self._generations.plan(uuid, handles)
         self._ended = "its last reconfigure() failed; call it again"
         limit_ns = self._timeout_ns if timeout is None else nanoseconds(timeout)
@@ -158,9 +169,12 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
             if connection is not None:
                 # Not aborted: others may still finish its operations.
                 connection.close("the process group was reconfigured")
+                self._end_operations()
             self._connection = self._generations.connect(planned, limit_ns)
         self._connection.is_default = self._is_default
         self._rank, self._size = planned.rank, planned.size
+        self.global_ranks = range(planned.size)
+        self._ended = DESTROYED
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._name = name
@@ -224,13 +238,14 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
         """Return a group of these ranks of this one, None if this rank is not among them."""
         if self._rank not in ranks:
             return None
-        given = torch.distributed.distributed_c10d._DistributedBackendOptions()
-        given.group_id = group_name or f"{self._name}:{','.join(map(str, ranks))}"
-        given.store = torch.distributed.PrefixStore(f"{given.group_id}/", self.store)
-        given.group_rank, given.group_size = list(ranks).index(self._rank), len(ranks)
-        given.timeout = timeout or timedelta(microseconds=self._timeout_ns // 1000)
-        given.global_ranks_in_group = [self.global_ranks[rank] for rank in ranks]
-        made = make_backend(given)
+        name = group_name or f"{self._name}:{','.join(map(str, ranks))}"
+        limit = timeout or timedelta(microseconds=self._timeout_ns // 1000)
+        connection = self._connected()
+        members = [connection.ranks[rank] for rank in ranks]
+        part = connect_group(connection.world, members, nanoseconds(limit))
+        made = RondeGroup(list(ranks).index(self._rank), len(ranks), limit, name, part, is_default=False)
+        made.store = torch.distributed.PrefixStore(f"{name}/", self.store)
+        made.global_ranks = [self.global_ranks[rank] for rank in ranks]
         made.setGroupDesc(group_desc or "undefined")
         return made
 
@@ -277,6 +292,10 @@ class MixedGroup(RondeGroup):
 
     others: Mapping[str, Any] = {}
 
+    @property
+    def supports_reconfigure(self) -> bool:
+        return False
+
     def shutdown(self) -> None:
         super().shutdown()
         self._end_others("shutdown")
@@ -286,11 +305,12 @@ class MixedGroup(RondeGroup):
         self._end_others("abort")
 
     def _end_others(self, how: str) -> None:
-        for other in self.others.values():
-            end = getattr(other, how, None) or getattr(other, f"_{how}", None)  # with PyTorch up to 2.5
-            if end is not None:
-                end()
-        self.others = {}
+        others, self.others = self.others, {}
+        with ExitStack() as ends:  # all of them, also if one raises
+            for other in others.values():
+                end = getattr(other, how, None) or getattr(other, f"_{how}", None)  # with PyTorch up to 2.5
+                if end is not None:
+                    ends.callback(end)
 
     def _backend_of(self, arguments: Sequence[Any]) -> Any:
         return self.others.get(_device_type(list(arguments)))
@@ -354,6 +374,8 @@ def make_backend(given: Any, options: Any = None) -> Any:
         torch.distributed.Backend.backend_capability[NAME] = ["cpu"]
     others = _other_backends(sys._getframe(1))
     waits = getattr(given, "enable_reconfigure", False) or getattr(options, "enable_reconfigure", False)
+    made_by_torch = {} if HAS_PYTHON_BACKENDS else others  # 2.14 and later make the others themselves
+    beside = {device: _make_other(backend, device, given) for device, backend in made_by_torch.items()}
     connection = None if waits and not others else _connect(given, ranks, nanoseconds(timeout))
     if not others:
         group = RondeGroup(rank, size, timeout, name, connection, not ranks)
@@ -362,14 +384,16 @@ def make_backend(given: Any, options: Any = None) -> Any:
     if HAS_PYTHON_BACKENDS:
         return RondeBackend(rank, size, timeout, name, connection, ranks or range(size))
     mixed = MixedGroup(rank, size, timeout, name, connection, not ranks)
-    mixed.others = {device: _make_other(backend, device, given) for device, backend in others.items()}
+    mixed.others = beside
     return mixed
 
 
 def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> GroupConnection:
+    if ranks and isinstance(torch.distributed.group.WORLD, RondeGroup):
+        torch.distributed.group.WORLD._connected()  # raises if it has no members now
     world = world_of_default_group()
     if ranks and world is not None:
-        return connect_group(world, ranks, given.group_id, timeout_ns)
+        return connect_group(world, ranks, timeout_ns)
     store, host = store_of(given.store)
     wanted = settings.resolve(settings.environment())
     made = connect_world(
@@ -378,7 +402,7 @@ def _connect(given: Any, ranks: Sequence[int], timeout_ns: int) -> GroupConnecti
         given.group_size,
         given.group_id,
         timeout_ns,
-        "init_process_group()",
+        "new_group()" if ranks else "init_process_group()",
         lambda exchange: factory_of(exchange, wanted, host),
     )
     made.is_default = not ranks

@@ -1,4 +1,4 @@
-"""What a process group has of the data plane: a communicator, its queue of calls, and a share of a mailbox.
+"""The data plane of a process group: a communicator, its queue of calls, and a share of a mailbox.
 
 The first group of a process, which has all ranks, connects them: a *world*. Later groups are made of its connections by
 their members alone: their ranks are those of the world, and their messages travel through the world's one mailbox,
@@ -53,12 +53,20 @@ class GroupConnection:
         self.stall_warning_ns = settings.resolve(settings.environment()).stall_warning_ns
         self.is_default = False  # whether new groups are made of it
         self.groups: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
-        self.names_used: dict[int, int] = {}  # by the context of their meeting, how often groups had a name
+        self.names_used: dict[
+            int, int
+        ] = {}  # by the context of their meeting, how many groups had these ranks
+        self.monitored_barriers = 0
         self._world = world  # keeps its connections open
         self._pid = os.getpid()
         self._is_open = True
         _open.add(self)
         _leave_when_a_child_ends()
+
+    @property
+    def world(self) -> GroupConnection:
+        """The world of which the group is made, or which it is."""
+        return self if self._world is None else self._world
 
     @property
     def is_open(self) -> bool:
@@ -76,7 +84,7 @@ class GroupConnection:
             self._leave()
 
     def close(self, reason: str) -> None:
-        """Leave the group: members finish operations that do not need this rank. InFlight operations here fail."""
+        """Leave the group: members finish operations that do not need this rank. Pending operations here fail."""
         if self.is_open:
             self._end(reason)
             self._leave()
@@ -89,6 +97,9 @@ class GroupConnection:
 
     def _leave(self) -> None:
         if any(group.is_open for group in self.groups):
+            # Its groups need the connections, which they share. Its own calls end, also on the others.
+            self.communicator.leave_stalls()
+            self.communicator.native.shutdown()
             return
         if self._messages is not None:
             self.mailbox.close("the process group has ended")
@@ -103,7 +114,7 @@ _open: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
 
 def world_of_default_group() -> GroupConnection | None:
     """Return the world of the default group, if this backend serves that and it is open."""
-    return next((each for each in list(_open) if each.is_default), None)
+    return next((each for each in list(_open) if each.is_default and each.is_open), None)
 
 
 def connect_alone() -> GroupConnection:
@@ -139,23 +150,21 @@ def connect_world(
     return meet(store, rank, size, name, deadline_ns, make, call)
 
 
-def connect_group(
-    world: GroupConnection, ranks: Sequence[int], name: str, timeout_ns: int
-) -> GroupConnection:
-    """Return a group of these ranks of the world, which its members make alone.
+def connect_group(world: GroupConnection, ranks: Sequence[int], timeout_ns: int) -> GroupConnection:
+    """Return a group of these ranks of the world, which its members make alone, one after the other for equal ranks.
 
-    `name`: the same on all of them; a later group may have it again. Raises TimeoutError that names the missing ranks,
-    PeerLostError.
+    Raises TimeoutError that names the missing ranks, PeerLostError. After that, this world can have no group of these
+    ranks any more: its members may have stopped at different places.
     """
     deadline_ns = time.monotonic_ns() + timeout_ns
     me = world.communicator.rank
-    context = _context_of(f"{name} of {','.join(map(str, ranks))}")
+    # PyTorch's name of the group is not the same on all members: each process counts the groups that it has made.
+    context = _context_of(f"a group of {','.join(map(str, ranks))}")
     meeting = MailboxMeeting(world.mailbox, ranks, me, context, deadline_ns)
     try:
-        # A member may have failed to make a group of this name before.
         times = max(int(each) for each in meeting.exchange(b"%d" % world.names_used.get(context, 0)))
         world.names_used[context] = times + 1
-        communicator = world.communicator._group_by(meeting.exchange, ranks, f"{name}.{times}", deadline_ns)
+        communicator = world.communicator._group_by(meeting.exchange, ranks, f"#{times}", deadline_ns)
     except BaseException as error:
         meeting.tell_failure(error)
         raise
@@ -175,7 +184,8 @@ def _make_world(
 ) -> GroupConnection:
     communicator = factory.make_world(rank, size, exchange, name, deadline_ns, check)
     try:
-        with communicator.connecting_by(deadline_ns):
+        # With one stream a message that a rank has sent before it leaves arrives before the end of the connection.
+        with communicator.connecting_by(deadline_ns, tcp_streams=1):
             messages = communicator.duplicate()
     except BaseException:
         communicator.shutdown()

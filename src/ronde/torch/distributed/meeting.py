@@ -31,6 +31,7 @@ from ronde.net.job_keys import find_job_key
 from ronde.settings import Settings, environment
 from ronde.stores.store import Store
 from ronde.stores.torch import TorchStore
+from ronde.torch.distributed.work import InFlightMemory
 
 if TYPE_CHECKING:
     from ronde._native import Mailbox, Message
@@ -98,7 +99,7 @@ class MailboxMeeting:
     """Members of a new group, which are connected as ranks of a world, as an exchange (`comm/byte_exchange`).
 
     The first member collects the bytes of all and tells them to all. `ranks`: of the members in the world, `rank` is
-    this one's. `context`: of these messages alone. A failure of one member is told to the others.
+    this one's. `context`: of these messages alone. A member that fails tells the others.
     """
 
     def __init__(
@@ -107,7 +108,6 @@ class MailboxMeeting:
         self._mailbox, self._ranks, self._rank = mailbox, ranks, rank
         self._context, self._deadline_ns = context, deadline_ns
         self._began_ns = time.monotonic_ns()
-        self._kept: np.ndarray | None = None  # of a receive that may be pending
         if rank != ranks[0]:
             self._deadline_ns += (
                 _GRACE_NS  # for what the first member says of those that did not come in time
@@ -141,23 +141,22 @@ class MailboxMeeting:
         for rank in ranks:
             with suppress(RondeError):
                 self._send(rank, message)
-        self._mailbox.cancel(
-            self._context, "the group was not made"
-        )  # what is pending has memory of this object
+        self._mailbox.cancel(self._context, "an earlier attempt to make a group of these ranks has failed")
 
     def _send(self, rank: int, message: bytes) -> None:
         size = np.array([len(message)], np.int64)
         body = np.frombuffer(message, np.uint8)
         for part in (size, body):
-            self._wait(self._mailbox.send(rank, self._context, 0, part.ctypes.data, part.nbytes), rank)
+            sent = self._mailbox.send(rank, self._context, 0, part.ctypes.data, part.nbytes)
+            self._wait(sent, part, rank)
 
     def _receive(self, rank: int) -> bytes:
-        size = self._kept = np.empty(1, np.int64)
-        self._wait(self._mailbox.receive(rank, self._context, 0, size.ctypes.data, size.nbytes), rank)
+        size = np.empty(1, np.int64)
+        self._receive_into(size, rank)
         if not 0 < size[0] <= _MOST_BYTES:
             raise ProtocolError(f"rank {rank} sent a malformed message about a new group")
-        body = self._kept = np.empty(size[0], np.uint8)
-        self._wait(self._mailbox.receive(rank, self._context, 0, body.ctypes.data, body.nbytes), rank)
+        body = np.empty(size[0], np.uint8)
+        self._receive_into(body, rank)
         message = body.tobytes()
         kind, rest = message[:1], message[1:]
         if kind == _TIMED_OUT:
@@ -166,13 +165,21 @@ class MailboxMeeting:
             raise PeerLostError(rest.decode(errors="replace"), rank)
         return rest
 
-    def _wait(self, message: Message, rank: int) -> None:
-        if message.wait(min(_NOTICE_NS, self._left_ns())):
-            return
-        _log.warning("%s", self._missing(rank))
-        if not message.wait(self._left_ns()):
-            waited_ns = time.monotonic_ns() - self._began_ns
-            raise TimeoutError(f"timed out: {self._missing(rank)}", "new_group", waited_ns, (rank,))
+    def _receive_into(self, memory: np.ndarray, rank: int) -> None:
+        received = self._mailbox.receive(rank, self._context, 0, memory.ctypes.data, memory.nbytes)
+        self._wait(received, memory, rank)
+
+    def _wait(self, message: Message, memory: np.ndarray, rank: int) -> None:
+        try:
+            if message.wait(min(_NOTICE_NS, self._left_ns())):
+                return
+            _log.warning("%s", self._missing(rank))
+            if not message.wait(self._left_ns()):
+                waited_ns = time.monotonic_ns() - self._began_ns
+                raise TimeoutError(f"timed out: {self._missing(rank)}", "new_group", waited_ns, (rank,))
+        except BaseException:
+            InFlightMemory.keep_leftover(message, memory)
+            raise
 
     def _left_ns(self) -> int:
         return max(1, self._deadline_ns - time.monotonic_ns())

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from ronde.errors import TimeoutError
+from ronde.errors import PeerLostError, TimeoutError
+from ronde.torch.distributed.work import InFlightMemory
 
 if TYPE_CHECKING:
     from ronde import _native
@@ -84,13 +85,21 @@ def _collect(
     reports = [mailbox.receive(peer, context, _REPORT, 0, 0) for peer in ranks[1:]]
     for rank, report in enumerate(reports, 1):
         left_ns = max(deadline_ns - time.monotonic_ns(), _FOR_THE_NEXT_NS)
-        if not report.wait(left_ns):
+        if not _has_come(report, left_ns):
             answer[rank] = 1
             if not wait_all_ranks:
                 break
-    answers = [mailbox.send(peer, context, _ANSWER, answer.ctypes.data, answer.nbytes) for peer in ranks[1:]]
-    for message in answers:
-        message.wait(-1)
+    for peer in ranks[1:]:
+        message = mailbox.send(peer, context, _ANSWER, answer.ctypes.data, answer.nbytes)
+        InFlightMemory.keep_leftover(message, answer)
+
+
+def _has_come(report: _native.Message, limit_ns: int) -> bool:
+    """Return whether a rank has reported within the limit; one that has left does not."""
+    try:
+        return report.wait(limit_ns)
+    except PeerLostError:
+        return False
 
 
 def _report(
@@ -102,5 +111,6 @@ def _report(
 ) -> bool:
     """Report to rank 0, and return whether it has answered."""
     received = mailbox.receive(first, context, _ANSWER, answer.ctypes.data, answer.nbytes)
+    InFlightMemory.keep_leftover(received, answer)  # if rank 0 does not come
     mailbox.send(first, context, _REPORT, 0, 0).wait(-1)
     return received.wait(limit_ns + _ANSWER_MARGIN_NS)

@@ -40,6 +40,7 @@ from ronde.torch.distributed.work import (
     Completer,
     Done,
     InFlight,
+    InFlightMemory,
     Operation,
     Recorded,
     is_profiling,
@@ -95,9 +96,7 @@ class Operations:
     _timeout_ns: int
     _batch: list[Any] | None = None  # the operations since start_coalescing
     _sequence = 0
-    _monitored_barriers = 0
-    _in_flight: list[tuple[InFlight, list[Any]]]  # and some that are done
-    _most_in_flight = 16
+    _in_flight: InFlightMemory
 
     def _connected(self) -> GroupConnection:
         """Return the connection of the group. Raises UsageError if it has none."""
@@ -219,7 +218,9 @@ class Operations:
         if not isinstance(opts, BroadcastOptions):
             (tensors,) = _listed(tensors)
             opts = _with_values(BroadcastOptions(), opts, *values, **named)
-        return self._move(Kind.broadcast, tensors, tensors, opts, root=opts.rootRank)
+        if self.rank() == opts.rootRank:  # which only reads: parts of its tensor may share memory
+            return self._move(Kind.broadcast, tensors, (), opts, root=opts.rootRank)
+        return self._move(Kind.broadcast, (), tensors, opts, root=opts.rootRank)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Any:
         if not isinstance(opts, AllgatherOptions):
@@ -311,13 +312,13 @@ class Operations:
         Raises TimeoutError that names the missing ranks, on all ranks that have come.
         """
         connection = self._connected()
-        self._monitored_barriers += 1
+        connection.monitored_barriers += 1
         limit_ns = nanoseconds(opts) if isinstance(opts, timedelta) else _limit_ns(opts, self._timeout_ns)
         monitored_barrier(
             connection.mailbox,
             connection.ranks,
             self.rank(),
-            f"{connection.context} {self._monitored_barriers}",
+            f"{connection.context} {connection.monitored_barriers}",
             limit_ns,
             wait_all_ranks,
         )
@@ -353,7 +354,7 @@ class Operations:
     ) -> Any:
         """Make one call, or post it to the queue."""
         connection = self._connected()
-        results = outputs
+        results = outputs or inputs
         finish = None
         in_place = inputs is outputs
         if not all(map(_is_ready, inputs)) or not (in_place or all(map(_is_ready, outputs))):
@@ -452,10 +453,7 @@ class Operations:
         what: Callable[[], str] | None = None,
     ) -> Operation:
         """Return the operation. Its tensors live until it is done, also if the program drops them and never waits."""
-        if len(self._in_flight) >= self._most_in_flight:
-            self._in_flight = [each for each in self._in_flight if not each[0].is_done()]
-            self._most_in_flight = 2 * len(self._in_flight) + 16
-        self._in_flight.append((pending, memory))
+        self._in_flight.keep(pending, memory)
         warning_ns = 0 if what is None else self._connected().stall_warning_ns
         work = Operation(pending, self._completer, result, memory, finish, limit_ns, source, what, warning_ns)
         if self._batch is not None:

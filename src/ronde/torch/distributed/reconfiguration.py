@@ -93,9 +93,12 @@ class Generations:
         self._key: JobKey | None = None
         self._handle = ""
         self._used: set[int] = set()
+        self._is_closed = False
 
     def handle(self) -> str:
         """Return this process's handle, the same for all generations. From now on the process serves a store."""
+        if self._is_closed:
+            raise ReconfigureError("the process group was destroyed")
         if not self._handle:
             wanted = settings.resolve(settings.environment())
             self._key = _job_key(wanted)
@@ -158,14 +161,19 @@ class Generations:
                 "reconfigure()",
                 lambda exchange: factory,
             )
-            made.communicator.barrier()  # the member of rank 0 may end its store from now on
-            if planned.rank == 0:
-                client.delete_prefix(planned.prefix)
+            try:
+                made.communicator.barrier()  # the member of rank 0 may end its store from now on
+                if planned.rank == 0:
+                    client.delete_prefix(planned.prefix)
+            except BaseException:
+                made.close("the process group was not reconfigured")
+                raise
         return made
 
     def close(self) -> None:
         """End the store. A second call does nothing."""
-        server, self._server, self._handle = self._server, None, ""
+        self._is_closed = True
+        server, self._server = self._server, None
         if server is not None:
             server.close()
 
@@ -190,7 +198,7 @@ def reconfigure(
 ) -> None:
     """Give the group new members, and return when they are connected. Only these members call it.
 
-    Pending operations of the old generation raise AbortedError. Other groups, and memory, stay as they are.
+    Pending operations of the old generation raise a PeerError. Other groups, and memory, stay as they are.
 
     Args:
         uuid: Names the new generation: the same number on all members, not used before by any of them.
@@ -241,4 +249,6 @@ def _place(handle: str) -> dict[str, str]:
             return place  # type: ignore[no-any-return]
     except (ValueError, TypeError, KeyError):
         pass
-    raise ReconfigureError(f"{handle[:100]!r} is not a handle that get_reconfigure_handle() has returned")
+    raise ReconfigureError(
+        f"{str(handle)[:100]!r} is not a handle that get_reconfigure_handle() has returned"
+    )

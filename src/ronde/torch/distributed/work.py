@@ -4,8 +4,8 @@ PyTorch's C++ code waits for futures, which native code that does not link to Py
 a thread of Python, from the first future on, that waits for the operations and completes their futures. An operation
 whose future nobody asks for needs no such thread.
 
-Callbacks of a future run in the thread that completes it, and may wait for further futures. So no future may have to
-wait for the callbacks of another one that could wait for it: see `Completer`.
+Callbacks of a future run in the thread that completes it, and may wait for the futures of operations that they begin:
+see `Completer`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch._C import _autograd
@@ -34,6 +36,7 @@ __all__ = [
     "Completer",
     "Done",
     "InFlight",
+    "InFlightMemory",
     "Operation",
     "Recorded",
     "is_profiling",
@@ -121,14 +124,54 @@ class Recorded:
         return self.operation.wait(-1)
 
 
+class InFlightMemory:
+    """The memory of a group's operations in flight, for native code that reads and writes it.
+
+    Any thread may call it. Memory that is still in use when the group ends lives in `_leftovers`.
+    """
+
+    _leftovers: ClassVar[InFlightMemory]
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[tuple[InFlight, object]] = deque()
+        self._most = 64
+
+    def keep(self, pending: InFlight, memory: object) -> None:
+        """Keep the memory until the operation is done."""
+        kept = self._kept
+        with self._lock:
+            while kept and kept[0][0].is_done():
+                kept.popleft()
+            if len(kept) >= self._most:  # others may wait behind a message that does not come
+                kept = self._kept = deque(each for each in kept if not each[0].is_done())
+                self._most = 2 * len(kept) + 64
+            kept.append((pending, memory))
+
+    def outlive_group(self) -> None:
+        """Keep it also when the group is gone: a cancelled message may be moving still."""
+        for pending, memory in self._kept:
+            if not pending.is_done():
+                InFlightMemory._leftovers.keep(pending, memory)
+        self._kept = deque()
+
+    @staticmethod
+    def keep_leftover(pending: InFlight, memory: object) -> None:
+        """Keep the memory of an operation that nobody waits for any more."""
+        InFlightMemory._leftovers.keep(pending, memory)
+
+
+InFlightMemory._leftovers = InFlightMemory()
+
+
 class Operation(TorchWork):  # type: ignore[misc]
     """An operation in flight. Its tensors must not change until it is done.
 
     `result`: the output tensors. `memory`: everything that has to stay alive until the operation is done, emptied then.
-    `finish`: what remains to be done with the output, such as a copy to the device; the first thread that waits does
-    it. `limit_ns`: how long `wait` waits unless it is told (0: for as long as the operation takes). `source`: of a
-    message, its sender. `what`: describes a message, which no stall report has;
-    `wait` logs a warning after `warning_ns` (0: none).
+    `finish`: the last step with the output, such as a copy to the device; the first thread that finds the operation
+    done takes it. `limit_ns`: how long `wait` waits without an argument (0: for as long as the operation takes).
+    `source`: of a message, its sender. `what`: describes a message, which no stall report has; `wait` logs a warning
+    after `warning_ns` (0: none).
     """
 
     def __init__(
@@ -163,14 +206,17 @@ class Operation(TorchWork):  # type: ignore[misc]
                 f"timed out: {what} was not done after {limit_ns / 1e9:g} s; its timeout is over; it goes on",
                 waited_ns=limit_ns,
             )
-        with self._finishing:
-            if self._finish is not None:
-                self._finish()
-                self._finish = None
+        self._finish_once()
         self._memory.clear()
         if _FORGETS_WORKS:
             _unwaited.pop(id(self), None)
         return True
+
+    def _finish_once(self) -> None:
+        with self._finishing:
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
 
     def _is_done_within(self, limit_ns: int) -> bool:
         """Wait, and log a warning if that takes long. Return False if the time is over; -1: no limit."""
@@ -187,10 +233,15 @@ class Operation(TorchWork):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._pending.is_done()
+        """Return whether the operation is done, so that its results are in the output tensors."""
+        if not self._pending.is_done():
+            return False
+        if not self._pending.has_failed():
+            self._finish_once()
+        return True
 
     def is_success(self) -> bool:
-        return self._pending.is_done() and not self._pending.has_failed()
+        return self.is_completed() and not self._pending.has_failed()
 
     def exception(self) -> BaseException | None:
         """Return the error of an operation that has failed, None otherwise."""
@@ -264,9 +315,11 @@ class CombinedWork(TorchWork):  # type: ignore[misc]
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         """Wait for all of them, also if one fails. Raises the first error."""
         failure = None
+        ends_s = time.monotonic() + timeout.total_seconds()
         for work in self._works:
+            left = timedelta(seconds=max(ends_s - time.monotonic(), 1e-6)) if timeout else NO_LIMIT
             try:
-                work.wait(timeout)
+                work.wait(left)
             except Exception as error:
                 failure = failure or error
         if failure is not None:
@@ -298,9 +351,10 @@ _this_thread = threading.local()  # `completer`: the one whose thread it is
 class Completer:
     """Completes the futures of one group's operations, in threads that start when they are needed.
 
-    One thread serves the collectives, which end in their order whatever this process does. What a callback starts, in
-    that thread, a further completer serves. A message may depend on what the program does after another future is
-    done, so each future of a message has its own thread.
+    One thread serves the collectives, which end in their order whatever this process does. A further completer serves
+    the operations that a callback begins in that thread. So a callback may wait for those, but not for a future that
+    the program has asked for before and that comes later. A message may depend on the end of another future, so each
+    future of a message has its own thread.
     """
 
     def __init__(self) -> None:
