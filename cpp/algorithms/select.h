@@ -35,7 +35,7 @@ struct SwitchOver {
   size_t ring_bytes = kByRanks;  // from this size on a ring; kByRanks: where each of many ranks has a large chunk
 };
 
-// src/ronde/bench/cost_model.py is where the numbers come from; a test holds this choice against it.
+// The numbers come from src/ronde/bench/cost_model.py, which calls this; a test compares the choice with all others.
 inline Algorithm select_across(const SwitchOver& over, size_t bytes, int size) {
   constexpr int kDirectRanks = 16;  // each rank of direct sends to all others at once
   constexpr size_t kRingChunkBytes = 64 * 1024;

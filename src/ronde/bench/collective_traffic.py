@@ -1,6 +1,8 @@
 """What each algorithm of a collective moves: bytes between hosts, bytes through the memory of a host, and how often
 ranks wait for each other. Pure.
 
+The choice of an algorithm is that of the native code itself.
+
 A size in bytes is that of the array of a rank; in an all-gather and a gather, that of all ranks' arrays together.
 `bench/traffic_counts` says what is counted, and has the phases inside a host.
 `cpp/tests/traffic` counts all this in the real algorithms; the model agrees within 3 % where the parts of the ranks
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ronde import _native
 from ronde.bench import collective_messages as messages
 from ronde.bench.collective_messages import SEGMENT_BYTES, Message
 from ronde.bench.traffic_counts import (
@@ -50,13 +53,18 @@ OPERATIONS = (
     "allreduce", "reducescatter", "allgather", "broadcast", "reduce", "gather", "scatter", "alltoall",
 )  # fmt: skip
 IN_HOST, HIERARCHICAL, OVER_LINKS = "in-host", "hierarchical", "over links"
+_ALGORITHMS = (
+    "auto",
+    "direct",
+    "ring",
+    "doubling",
+    HIERARCHICAL,
+    IN_HOST,
+)  # the numbers of cpp/algorithms/select.h
 
-# As in cpp/: `hierarchical.cc`, `over_links.h`, `direct.cc`, `select.h`.
+# As in cpp/: `hierarchical.cc`, `over_links.h`, `direct.cc`.
 WHOLE_BYTES = 16 << 10  # what rails may send that carry whole messages
 DIRECT_SCRATCH_BYTES, DIRECT_DEPTH, SMALLEST_SEGMENT_BYTES = 32 << 20, 8, 32 << 10
-DOUBLING_BYTES = 64 << 10
-DIRECT_RANKS, MANY_RANKS = 16, 32
-RING_CHUNK_BYTES = 64 << 10
 # And of `hierarchical_pieces.cc`.
 FEWEST_PIECES, SMALLEST_PIECE_BYTES, SMALLEST_PIECE_SEGMENT_BYTES = 16, 256 << 10, 32 << 10
 LAG = 2
@@ -80,16 +88,8 @@ def algorithms_of(operation: str, shape: JobShape) -> tuple[str, ...]:
 
 
 def select_allreduce(shape: JobShape, nbytes: int) -> str:
-    """Return the algorithm that `auto` takes: the rule of cpp/algorithms/select.h, with its defaults."""
-    if shape.hosts == 1:
-        return IN_HOST
-    if shape.ranks_per_host > 1:
-        return HIERARCHICAL
-    is_many, is_power_of_two = shape.hosts > DIRECT_RANKS, shape.hosts.bit_count() == 1
-    factor = max(shape.hosts // MANY_RANKS, 1)
-    if nbytes <= DOUBLING_BYTES // (1 if is_many or is_power_of_two else 4) * factor:
-        return "doubling"
-    return "ring" if is_many and nbytes >= shape.hosts * RING_CHUNK_BYTES else "direct"
+    """Return the algorithm that `auto` takes for a sum of float32 values, with the default sizes."""
+    return _ALGORITHMS[_native.select_allreduce(nbytes, shape.ranks, shape.hosts)]
 
 
 def usual_algorithm(operation: str, shape: JobShape, nbytes: int) -> str:

@@ -6,10 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ronde import _native
 from ronde.bench.collective_traffic import (
     OPERATIONS,
     JobShape,
@@ -27,14 +24,6 @@ KIB, MIB = 1 << 10, 1 << 20
 USUAL = Rates(
     memory_bytes_per_s=20e9, exchange_s=1e-6, link_bytes_per_s=1.25e9, message_s=25e-6, frame_s=5e-6
 )
-ALGORITHMS = ("auto", "direct", "ring", "doubling", "hierarchical", "in-host")
-
-
-@given(st.integers(1, 200), st.integers(1, 8), st.integers(0, 1 << 30))
-def test_the_native_choice_is_the_same(hosts: int, ranks_per_host: int, nbytes: int) -> None:
-    shape = JobShape(hosts, ranks_per_host)
-    native = _native.select_allreduce(nbytes, shape.ranks, hosts)
-    assert ALGORITHMS[native] == select_allreduce(shape, nbytes)
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24, 32, 64])
