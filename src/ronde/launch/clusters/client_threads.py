@@ -35,7 +35,7 @@ def start_client_thread(thread: threading.Thread, stop: Callable[[], object] = l
     """
     _stops[thread] = stop
     atexit.unregister(_end_threads)
-    atexit.register(_end_threads)  # what is registered last runs first: here, before what ends the client
+    atexit.register(_end_threads)  # the last one registered runs first: before the client's own
     thread.start()
 
 

@@ -1,4 +1,4 @@
-"""The backend "ronde" of torch.distributed: what `init_process_group("ronde")` and `new_group` make.
+"""The backend "ronde" of torch.distributed: the process groups of `init_process_group("ronde")` and `new_group`.
 
 A group of this backend alone is a process group written in Python, whose methods PyTorch calls without detours. In one
 of several backends, such as "cpu:ronde,cuda:nccl", ours is a backend written in Python, which PyTorch 2.14 and later
@@ -438,7 +438,7 @@ def _make_other(backend: str, device: str, given: Any) -> Any:
 
 
 def _keep_from_compiler(*classes: type) -> None:
-    """Have PyTorch's compiler run the methods of these classes, and what they call, as they are.
+    """Have PyTorch's compiler run the methods of these classes, and the functions below them, as they are.
 
     Native code calls them within compiled programs, such as a compiled DistributedDataParallel. The compiler would try
     to compile them and fail, because it allows no Python code to use attributes of a process group.

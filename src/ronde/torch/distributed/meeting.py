@@ -1,8 +1,9 @@
 """How the members of a process group find each other.
 
 Ranks that are not connected meet in a store: that of torch.distributed, or one of Ronde's. Every process that reaches
-torch's can read and write there, so it only carries what strangers may know: where a rank listens, and the name of the
-job. The job key, by which ranks recognise each other, comes from the same places as for `ronde.init` (`net/job_keys`).
+torch's can read and write there, so it only carries facts that are no secrets: the address of a rank, and the name of
+the job. The job key, by which ranks recognise each other, comes from the same places as for `ronde.init`
+(`net/job_keys`).
 
 Ranks of one world meet by messages of its mailbox, so that they need no store any more.
 """
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 
-_GOES_ON, _HAS_FAILED, _TIMED_OUT = b"+", b"!", b"?"  # what a message about a new group begins with
+_GOES_ON, _HAS_FAILED, _TIMED_OUT = b"+", b"!", b"?"  # the first byte of a message about a new group
 _GRACE_NS = 2 * 10**9
 _NOTICE_NS = 10**10  # when a rank says for which one it waits
 _MOST_BYTES = 1 << 24  # of such a message: bounds the memory that a peer can make this rank allocate
@@ -61,7 +62,7 @@ def meet(
     make: Callable[[WorldAttempt], Made],
     call: str,
 ) -> Made:
-    """Return what `make` makes together with the other members, which all call it.
+    """Return the result of `make`, which the members make together; all of them call it.
 
     `name`: of the group; None: this process meets at this store once. `call`: the user's, for messages. Raises
     TimeoutError that names the missing ranks, PeerLostError if another member has raised.
@@ -109,9 +110,7 @@ class MailboxMeeting:
         self._context, self._deadline_ns = context, deadline_ns
         self._began_ns = time.monotonic_ns()
         if rank != ranks[0]:
-            self._deadline_ns += (
-                _GRACE_NS  # for what the first member says of those that did not come in time
-            )
+            self._deadline_ns += _GRACE_NS  # for the first member's list of those that did not come in time
 
     def exchange(self, mine: bytes) -> list[bytes]:
         """Return the bytes of all members, by their place in `ranks`.
@@ -203,7 +202,7 @@ def store_of(store: TorchsOwnStore) -> tuple[Store, str]:
 
 
 def factory_of(exchange: Exchange, wanted: Settings, store_host: str) -> CommunicatorFactory:
-    """Return what makes the connections, alike on all members. Raises UsageError if this process has no job key."""
+    """Return the factory of the connections, alike on all members. Raises UsageError if this process has no job key."""
     mine = {"host": host_identity(wanted.host_id), "name": secrets.token_hex(8)}
     records = [_record(each, rank) for rank, each in enumerate(exchange(json.dumps(mine).encode()))]
     is_one_machine = len({record["host"] for record in records}) == 1

@@ -89,7 +89,7 @@ class _Host(NamedTuple):
 
 
 class Operations:
-    """The operations of one group. A subclass says how the group is connected, and is what PyTorch calls."""
+    """The operations of one group. A subclass connects the group, and PyTorch calls its methods."""
 
     _connection: GroupConnection | None
     _completer: Completer

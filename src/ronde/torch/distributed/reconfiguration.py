@@ -1,9 +1,9 @@
 """Process groups whose members change while their processes go on.
 
-A process that wants to be a member of the next generation of a group tells its *handle* to whoever decides about that
-generation: a text that says where to find the process. All members of a generation get the same list of handles, and
-connect: they meet at a store that the process with the first handle serves. So no process has to outlive the others,
-and torch.distributed's store is not needed.
+A process that wants to be a member of the next generation of a group tells its *handle* to the program that decides
+about that generation: a text that says where to find the process. All members of a generation get the same list of
+handles, and connect: they meet at a store that the process with the first handle serves. So no process has to outlive
+the others, and torch.distributed's store is not needed.
 
 The members recognise each other by the user's key file or the key that the launcher gave them (`net/job_keys`).
 """
@@ -81,7 +81,7 @@ class Generation(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the keys of its members begin with."""
+        """The beginning of the keys of its members."""
         return f"{self.uuid}/"
 
 
