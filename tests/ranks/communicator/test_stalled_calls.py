@@ -191,7 +191,7 @@ def test_ranks_that_wait_for_each_others_names_are_reported_at_once() -> None:
 
 def cross_three_names() -> list[str]:
     """Each rank waits for a tensor that only the next one has not submitted."""
-    ronde.init(stall_warning_ns=600 * 10**9, stall_shutdown_ns=3 * 10**9)
+    ronde.init(stall_warning_ns=600 * 10**9, stall_shutdown_ns=8 * 10**9)
     told = Reports()
     own, later = f"of {ronde.rank()}", f"of {(ronde.rank() + 1) % 3}"
     handle = ronde.allreduce_async(np.ones(3), name=later)
