@@ -39,6 +39,11 @@ def sum_step(c: IterationStep) -> None:
     c.state.shares = c.gather(len(c.row_range))
 
 
+def share_step(c: IterationStep) -> None:
+    """In which a task whose rows are right waits for the others."""
+    c.state.shares = c.gather(len(c.row_range))
+
+
 def test_rows_do_not_pass_through_the_driver(frame: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exception, match="maxResultSize"):
         frame.collect()
@@ -79,10 +84,10 @@ def test_mistakes(frame: Any) -> None:
         ),
     ):
         with pytest.raises(RemoteError, match=message):
-            iterate(sum_step, data=read(holes, [column]), state={}, max_iter=1, on="spark:2")
+            iterate(share_step, data=read(holes, [column]), state={}, max_iter=1, on="spark:2")
     missing = frame.selectExpr("if(n = 7, null, n) as n")
     with pytest.raises(RemoteError, match=r"'n' in the data frame on task \d has 1 missing values"):
-        iterate(sum_step, data=read(missing, {"X": ["n"], "y": "n"}), state={}, max_iter=1, on="spark:2")
+        iterate(share_step, data=read(missing, {"X": ["n"], "y": "n"}), state={}, max_iter=1, on="spark:2")
 
 
 def test_a_frame_without_rows_says_so(session: Any) -> None:
