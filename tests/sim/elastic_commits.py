@@ -87,7 +87,9 @@ class Training:
             case Phase.STEP:
                 rank.live, rank.phase = TORN, Phase.IN_STEP
             case Phase.IN_STEP:
-                if not self._all_came((rank.step, 1), Phase.IN_STEP) or (has_failed and self._random.random() < 0.5):
+                if not self._all_came((rank.step, 1), Phase.IN_STEP) or (
+                    has_failed and self._random.random() < 0.5
+                ):
                     return False
                 rank.live, rank.phase = rank.step + 1, Phase.BARRIER
                 rank.step += 1
@@ -96,7 +98,9 @@ class Training:
                 if self._bugs.copies_before_barrier:
                     self._copy(rank)
             case Phase.BARRIER:
-                if not self._all_came((rank.step, 0), Phase.BARRIER) or (has_failed and self._random.random() < 0.5):
+                if not self._all_came((rank.step, 0), Phase.BARRIER) or (
+                    has_failed and self._random.random() < 0.5
+                ):
                     return False
                 rank.phase = Phase.COPY
                 self._passed = max(self._passed, rank.step)
@@ -153,7 +157,9 @@ class Training:
             self._check_decision(decision)
             actions = list(zip(self.ranks, decision.actions))
             self._random.shuffle(actions)
-            dies_after = self._random.randrange(len(actions)) if self._random.random() < 0.2 and self._deaths else -1
+            dies_after = (
+                self._random.randrange(len(actions)) if self._random.random() < 0.2 and self._deaths else -1
+            )
             for done, (rank, action) in enumerate(actions):
                 self._perform(rank, action, decision.number)
                 if done == dies_after:
@@ -185,7 +191,9 @@ class Training:
                 rank.live = rank.copy = root.copy
             rank.standing, rank.step, rank.phase = Standing(decision.number), decision.number, Phase.STEP
             if (rank.live, rank.copy) != (decision.number, decision.number):
-                raise BrokenError(f"a rank has state {rank.live} and copy {rank.copy} at commit {decision.number}")
+                raise BrokenError(
+                    f"a rank has state {rank.live} and copy {rank.copy} at commit {decision.number}"
+                )
 
     def _check_decision(self, decision: Decision) -> None:
         survivors = [rank for rank in self.ranks if rank.standing != Standing()]

@@ -19,7 +19,9 @@ def test_all_ranks_have_the_state_of_one_commit_after_each_recovery() -> None:
         training = Training(seed, size=2 + seed % 5)
         training.run(steps=12)
         recoveries += training.recoveries
-        assert all(rank.live == rank.step or rank.standing.copied >= 12 for rank in training.ranks if rank.live >= 0)
+        assert all(
+            rank.live == rank.step or rank.standing.copied >= 12 for rank in training.ranks if rank.live >= 0
+        )
     assert recoveries > SEEDS
 
 
@@ -59,9 +61,12 @@ def trusting_one(standings: Sequence[Standing]) -> Decision:
     ids=["copy first", "stale point", "oldest copy", "rank 0", "trusts one"],
 )
 def test_mistakes_are_noticed(bugs: Bugs) -> None:
-    with pytest.raises(BrokenError):
+    def train() -> None:
         for seed in range(SEEDS):
             Training(seed, size=2 + seed % 5, bugs=bugs).run(steps=12)
+
+    with pytest.raises(BrokenError):
+        train()
 
 
 def test_without_points_the_newest_copy_travels() -> None:

@@ -9,7 +9,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -310,6 +310,12 @@ class ObjectState(State):
                 raise UsageError(f"a state has a method {name!r}: choose another name for the attribute")
             setattr(self, name, value)
         self.add_part("attributes", _Attributes(self, list(attributes)))
+
+    if TYPE_CHECKING:  # the attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 class _Attributes:
