@@ -35,7 +35,7 @@ Rules
    a second then, because the others wait for them. If the workers do not start again, those that continue are asked to
    end at once, because they would wait for a new round.
 9. When all ranks have finished (`WorkerCompleted`), there is nothing to recover: a worker that came too late for this
-   world, and waits in `ronde.init` for workers that have ended with exit code 0, is ended, and does not count as failed.
+   world, and waits in `ronde.init` for workers that have ended with exit code 0, is ended and does not count as failed.
 
 Theory of operation
 
@@ -57,6 +57,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ronde.launch.agent.worker import Worker, name_ranks, signal_name
+
 __all__ = [
     "HASTY",
     "TYPED",
@@ -76,7 +78,6 @@ __all__ = [
     "Started",
     "StopGroup",
     "Vacated",
-    "Worker",
     "WorkerCompleted",
     "WorkerContinues",
     "WorkerGroup",
@@ -87,7 +88,6 @@ __all__ = [
     "WorkerRaised",
     "WorkerReplaced",
     "describe_interrupt",
-    "name_ranks",
 ]
 
 
@@ -98,12 +98,13 @@ __all__ = [
 class Started:
     """The worker's process runs.
 
-    `since_ns`: when it started, if it comes from an earlier run (rule 8).
+    `since_ns`: when it started, if not now. `continues`: it has said so in an earlier run (rule 8).
     """
 
     rank: int
     pid: int
     since_ns: int | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -300,15 +301,7 @@ SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
 TYPED = (SIGINT, SIGQUIT)  # Ctrl-C and Ctrl-\, by a user who waits at a terminal
 HASTY = (*TYPED, SIGPIPE)  # workers get no time to save their state
 LEAVING_NS = 1_000_000_000  # how long processes may take to end after their worker
-UNCAUGHT = 1  # the exit code of a Python process after an exception
 CANNOT_START = 126  # the exit code of shells for a command that exists but cannot start
-
-# These have the same numbers on every supported Linux; messages give the others by number.
-_SIGNAL_NAMES = {
-    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
-    23: "SIGURG", 24: "SIGXCPU", 25: "SIGXFSZ", 30: "SIGPWR", 31: "SIGSYS",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -334,104 +327,6 @@ class GroupPhase(IntEnum):
     STOPPING = 2
     KILLING = 3
     FINISHED = 4
-
-
-@dataclass(slots=True)
-class Worker:
-    """The state of one worker."""
-
-    rank: int
-    pid: int
-    started_ns: int
-    ended_ns: int = 0
-    returncode: int | None = None  # None while its process runs
-    blames_peer: bool = False
-    leftovers: bool = False
-    raised_ns: int = 0
-    raised: str = ""  # the exception that it announced
-    has_left: bool = False  # the other ranks
-    has_said: bool = False  # that it continues
-    epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
-    is_joining: bool = False  # it waits in `ronde.init` for the others
-    missed_by: tuple[int, ...] = ()  # the ranks that wait for it, although it has ended with exit code 0
-    program: str = ""  # by which it has replaced its own, without leaving the others
-    signum: int = 0  # the last signal that it got from the agent while its process ran
-    problem: str = ""  # why it could not start
-
-    @property
-    def gone(self) -> bool:
-        """Whether no process of it is left."""
-        return self.returncode is not None and not self.leftovers
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether it has ended with exit code 0, without a signal of the agent."""
-        return self.gone and self.returncode == 0 and not self.raised and not self.signum
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it has announced an exception and its process still runs."""
-        return bool(self.raised) and self.returncode is None
-
-    @property
-    def continues(self) -> bool:
-        """Whether it outlives the end of the round."""
-        return self.has_said and self.returncode is None and not (self.raised or self.program or self.signum)
-
-    @property
-    def may_be_cause(self) -> bool:
-        """Whether it has left the other ranks, still runs, and may yet fail for a reason of its own."""
-        leaves = (
-            self.has_left and not self.has_said
-        )  # one that continues leaves a world, and comes to the next
-        return leaves and self.returncode is None and not self.signum and not self.blames_peer
-
-    @property
-    def failed_by_itself(self) -> bool:
-        """Whether it failed before the agent sent it a signal."""
-        return bool(self.raised or self.missed_by or self.program) or (
-            self.returncode not in (None, 0) and not self.signum
-        )
-
-    @property
-    def exit_code(self) -> int:
-        """Its exit code, or minus the signal that killed it.
-
-        1 if it raised and then ended with 0 or by a signal, or if others wait for it after its end or have lost it.
-        """
-        if self.missed_by or ((self.raised or self.program) and (self.signum or not self.returncode)):
-            return UNCAUGHT
-        return self.returncode or 0
-
-    def causes(self, other: Worker) -> bool:
-        """Whether it is the cause of the failure rather than a worker that failed before."""
-        if self.blames_peer != other.blames_peer:
-            return other.blames_peer
-        return 0 < self.raised_ns < other.raised_ns
-
-    def describe(self) -> str:
-        """Return the beginning of a sentence: the rank and how it ended."""
-        if self.problem:
-            return f"rank {self.rank} could not be started: {self.problem}"
-        took = f"after {(self.ended_ns - self.started_ns) / 1e9:.1f} s"
-        who = f"rank {self.rank} (pid {self.pid})"
-        if self.raised and (self.signum or not self.returncode):
-            return f"{who} raised {self.raised} {took}"
-        if self.program:
-            return (
-                f"{who} left the other ranks without ronde.shutdown() {took}: it replaced its program by "
-                f"`{self.program}` (os.exec*), or closed its connections"
-            )
-        if self.missed_by:
-            calling = "calling ronde.init() again" if self.epochs else "calling ronde.init()"
-            waiting = f"{name_ranks(self.missed_by)} wait{'s' if len(self.missed_by) == 1 else ''}"
-            return f"{who}, for which {waiting}, ended with exit code 0 {took} without {calling}"
-        if self.returncode is None:
-            return f"{who} still runs"
-        if self.returncode >= 0:
-            return f"{who} failed with exit code {self.returncode} {took}"
-        hint = " (out of memory?)" if self.returncode == -SIGKILL and not self.signum else ""
-        return f"{who} was killed by {signal_name(-self.returncode)} {took}{hint}"
 
 
 @dataclass(frozen=True)
@@ -503,17 +398,21 @@ class WorkerGroup:
             case Started():
                 self._unstarted.discard(event.rank)
                 since_ns = now_ns if event.since_ns is None else event.since_ns
-                self.workers[event.rank] = Worker(
-                    event.rank, event.pid, since_ns, has_said=event.since_ns is not None
-                )
+                self.workers[event.rank] = Worker(event.rank, event.pid, since_ns, has_said=event.continues)
                 effects: list[Effect] = []
             case NotStarted():
                 effects = self._not_started(now_ns, event)
             case WorkerRaised():
                 effects = self._raised(now_ns, event)
-            case WorkerContinues() | WorkerCompleted():
-                effects = self._told(now_ns, event)
-            case WorkerJoins() | WorkerJoined() | WorkerLeft() | WorkerMissed() | WorkerReplaced():
+            case (
+                WorkerContinues()
+                | WorkerCompleted()
+                | WorkerJoins()
+                | WorkerJoined()
+                | WorkerLeft()
+                | WorkerMissed()
+                | WorkerReplaced()
+            ):
                 effects = self._noted(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
@@ -522,15 +421,14 @@ class WorkerGroup:
                 effects = self._check_joins(now_ns)
             case InterruptGroup():
                 effects = self._interrupted(now_ns, event.signum)
-            case StopGroup():
+            case StopGroup() | NoRoundFollows():
                 effects = self._unwanted(now_ns, event)
-            case NoRoundFollows():
-                self._ends_all, self._keeps = True, False
-                effects = []
-                if self.survivors:
-                    effects = self._stop(now_ns, self._asking, event.reason, spare=True)
             case GroupTimer():
                 effects = self._timer(now_ns)
+        return self._completed(effects)
+
+    def _completed(self, effects: list[Effect]) -> list[Effect]:
+        """Return these effects, with the end of the run if it is over."""
         if self._unstarted or self._remaining():
             return effects
         if not self.survivors:
@@ -551,16 +449,6 @@ class WorkerGroup:
     def _spares_survivors(self) -> bool:
         spares = self._policy.starts_again and self._failed is not None
         return self._keeps or (spares and not (self._interrupt or self._ends_all))
-
-    def _told(self, now_ns: int, event: WorkerContinues | WorkerCompleted) -> list[Effect]:
-        worker = self.workers.get(event.rank)
-        if worker is None:
-            return []
-        worker.has_said = True
-        if isinstance(event, WorkerCompleted):
-            self._has_completed = True
-            return self._check_joins(now_ns)
-        return []
 
     def _not_started(self, now_ns: int, event: NotStarted) -> list[Effect]:
         worker = Worker(event.rank, 0, now_ns, now_ns, CANNOT_START, problem=event.problem)
@@ -584,11 +472,23 @@ class WorkerGroup:
         return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
 
     def _noted(
-        self, now_ns: int, event: WorkerJoins | WorkerJoined | WorkerLeft | WorkerMissed | WorkerReplaced
+        self,
+        now_ns: int,
+        event: WorkerContinues
+        | WorkerCompleted
+        | WorkerJoins
+        | WorkerJoined
+        | WorkerLeft
+        | WorkerMissed
+        | WorkerReplaced,
     ) -> list[Effect]:
         worker = self.workers.get(event.rank)
         if worker is None:
             return []
+        if isinstance(event, WorkerContinues | WorkerCompleted):
+            worker.has_said = True
+            self._has_completed = self._has_completed or isinstance(event, WorkerCompleted)
+            return self._check_joins(now_ns)
         if isinstance(event, WorkerReplaced):
             return self._replaced(now_ns, worker, event.program)
         if isinstance(event, WorkerLeft):
@@ -696,7 +596,10 @@ class WorkerGroup:
         given_ns = self._policy.patience_ns if signum in HASTY else self._policy.farewell_ns
         return self._stop(now_ns, asking, describe_interrupt(signum), given_ns)
 
-    def _unwanted(self, now_ns: int, event: StopGroup) -> list[Effect]:
+    def _unwanted(self, now_ns: int, event: StopGroup | NoRoundFollows) -> list[Effect]:
+        if isinstance(event, NoRoundFollows):
+            self._ends_all, self._keeps = True, False
+            return self._stop(now_ns, self._asking, event.reason, spare=True) if self.survivors else []
         self._keeps = event.keeps and not self._interrupt
         self._ends_all = not event.keeps
         if not self._remaining():
@@ -794,14 +697,3 @@ def describe_interrupt(signum: int) -> str:
     if signum == SIGPIPE:
         return "the output cannot be written any more"
     return "interrupted by Ctrl-C" if signum == SIGINT else f"ended by {signal_name(signum)}"
-
-
-def signal_name(signum: int) -> str:
-    """Return the signal's name, such as SIGKILL."""
-    return _SIGNAL_NAMES.get(signum, f"signal {signum}")
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return "rank 1" or "ranks 1, 3"."""
-    listed = sorted(ranks)
-    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(map(str, listed))

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ronde.launch.agent.worker import name_ranks
 from ronde.launch.agent.worker_group import (
     PATIENCE_NS,
     Absent,
@@ -34,7 +35,6 @@ from ronde.launch.agent.worker_group import (
     WorkerMissed,
     WorkerRaised,
     WorkerReplaced,
-    name_ranks,
 )
 
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15
@@ -654,7 +654,7 @@ def test_those_that_wait_for_a_round_can_be_ended(event: Event, effects: list[st
 
 def test_a_worker_of_an_earlier_run_keeps_its_age() -> None:
     group = WorkerGroup([0, 1], AGAIN)
-    group.step(10**9, Started(0, 100, since_ns=0))
+    group.step(10**9, Started(0, 100, since_ns=0, continues=True))
     group.step(10**9, Started(1, 101))
     assert group.survivors == (0,)
     assert group.step(2 * 10**9, Exited(0, -SIGKILL)) != []
