@@ -13,6 +13,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.utils import estimator_checks
 
 from ronde.errors import UsageError
 from ronde.ml import Word2Vec, load
@@ -219,3 +220,23 @@ def test_a_sentence_may_be_any_sequence() -> None:
         yield from map(tuple, SENTENCES)
 
     assert made().fit(batches()).vectors_.tobytes() == made().fit(SENTENCES).vectors_.tobytes()
+
+
+# Those that need no X. The others fit arrays of numbers, which are no sentences.
+@pytest.mark.parametrize(
+    "check",
+    [
+        "check_estimator_cloneable",
+        "check_estimator_repr",
+        "check_estimator_tags_renamed",
+        "check_estimators_unfitted",
+        "check_get_params_invariance",
+        "check_mixin_order",
+        "check_no_attributes_set_in_init",
+        "check_parameters_default_constructible",
+        "check_set_params",
+        "check_valid_tag_types",
+    ],
+)
+def test_scikit_learns_checks_that_apply_to_sentences(check: str) -> None:
+    getattr(estimator_checks, check)("Word2Vec", Word2Vec())
