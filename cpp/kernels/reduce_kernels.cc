@@ -21,6 +21,7 @@ namespace ronde::RONDE_ISA {
 
 extern const AdasumKernels kAdasumKernels;
 extern const CenterKernels kCenterKernels;
+extern const TopicKernels kTopicKernels;
 extern const ScaleKernels kScaleKernels;
 
 namespace {
@@ -374,6 +375,7 @@ constexpr Kernels make_kernels(const char* instruction_set) {
   kernels.instruction_set = instruction_set;
   kernels.adasum = &kAdasumKernels;
   kernels.centers = &kCenterKernels;
+  kernels.topics = &kTopicKernels;
   kernels.scale = &kScaleKernels;
   set_bool(kernels);
   set_integer<uint8_t>(kernels, DType::kUint8);
