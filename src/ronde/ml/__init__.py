@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from ronde.ml.linear.logistic_regression import LogisticRegression
     from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.saving import load
+    from ronde.ml.topics.latent_dirichlet_allocation import LatentDirichletAllocation
 
 __all__ = [
     "ElasticNet",
     "History",
     "KMeans",
     "Lasso",
+    "LatentDirichletAllocation",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
@@ -44,6 +46,7 @@ ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
     "KMeans": "ronde.ml.clustering.kmeans",
     "Lasso": "ronde.ml.linear.coordinate_descent",
+    "LatentDirichletAllocation": "ronde.ml.topics.latent_dirichlet_allocation",
     "LinearRegression": "ronde.ml.linear.least_squares",
     "LinearSVC": "ronde.ml.linear.linear_svc",
     "LogisticRegression": "ronde.ml.linear.logistic_regression",
