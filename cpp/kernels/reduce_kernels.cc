@@ -21,6 +21,7 @@ namespace ronde::RONDE_ISA {
 
 extern const AdasumKernels kAdasumKernels;
 extern const CenterKernels kCenterKernels;
+extern const TopicKernels kTopicKernels;
 extern const ScaleKernels kScaleKernels;
 extern const WordKernels kWordKernels;
 
@@ -375,6 +376,7 @@ constexpr Kernels make_kernels(const char* instruction_set) {
   kernels.instruction_set = instruction_set;
   kernels.adasum = &kAdasumKernels;
   kernels.centers = &kCenterKernels;
+  kernels.topics = &kTopicKernels;
   kernels.scale = &kScaleKernels;
   kernels.words = &kWordKernels;
   set_bool(kernels);

@@ -81,6 +81,54 @@ class WordTrainer:
     def put(self, is_outputs: bool, numbers: NDArray[np.int64], sums: NDArray[np.int32]) -> None: ...
     def apply(self, vectors: NDArray[np.int64], outputs: NDArray[np.int64], rate: float) -> None: ...
 
+def count_tokens(
+    offsets: NDArray[np.int64],
+    words: NDArray[np.int32],
+    counts: NDArray[np.float64],
+    word_count: int,
+    scale: float,
+) -> int: ...
+def draw_first_topics(
+    offsets: NDArray[np.int64],
+    words: NDArray[np.int32],
+    occurrences: NDArray[np.float64],
+    scale: float,
+    seed: int,
+    first_row: int,
+    topics: NDArray[np.uint16],
+    counts: NDArray[np.int32],
+) -> None: ...
+def infer_topics(
+    offsets: NDArray[np.int64],
+    words: NDArray[np.int32],
+    counts: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    priors: NDArray[np.float64],
+    max_iterations: int,
+    tolerance: float,
+    is_variational: bool,
+    gammas: NDArray[np.float64],
+    statistics: NDArray[np.int64] | None,
+) -> None: ...
+
+class TopicWeights:
+    def __init__(
+        self, counts: NDArray[np.int32], priors: NDArray[np.float64], word_prior: float, scale: float
+    ) -> None: ...
+    def sample(
+        self,
+        offsets: NDArray[np.int64],
+        words: NDArray[np.int32],
+        occurrences: NDArray[np.float64],
+        seed: int,
+        step: int,
+        first_row: int,
+        topics: NDArray[np.uint16],
+        counts: NDArray[np.int32],
+        log_likelihood: NDArray[np.int64],
+        priors: NDArray[np.int64] | None,
+    ) -> None: ...
+
 def is_supported(dtype: int, op: int, /) -> bool: ...
 def select_allreduce(bytes: int, size: int, hosts: int) -> int: ...
 def tree_around(host: int, hosts: int, arity: int) -> list[int]: ...

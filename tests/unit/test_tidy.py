@@ -209,6 +209,7 @@ def test_only_a_few_rooms_use_the_native_module() -> None:
     centers = "src/ronde/ml/clustering/points.py"
     lasso = "src/ronde/ml/linear/coordinate_descent.py"
     words = "src/ronde/ml/words/training.py"
+    topics = "src/ronde/ml/topics/"
     groups = "src/ronde/torch/distributed/"
     model = "src/ronde/bench/collective_traffic.py"
     allowed = (
@@ -220,6 +221,7 @@ def test_only_a_few_rooms_use_the_native_module() -> None:
         centers,
         lasso,
         words,
+        topics,
         groups,
         model,
         "src/ronde/__init__.py",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ronde.ml.linear.logistic_regression import LogisticRegression
     from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.saving import load
+    from ronde.ml.topics.latent_dirichlet_allocation import LatentDirichletAllocation
     from ronde.ml.words.word2vec import Word2Vec
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "History",
     "KMeans",
     "Lasso",
+    "LatentDirichletAllocation",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
@@ -47,6 +49,7 @@ ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
     "KMeans": "ronde.ml.clustering.kmeans",
     "Lasso": "ronde.ml.linear.coordinate_descent",
+    "LatentDirichletAllocation": "ronde.ml.topics.latent_dirichlet_allocation",
     "LinearRegression": "ronde.ml.linear.least_squares",
     "LinearSVC": "ronde.ml.linear.linear_svc",
     "LogisticRegression": "ronde.ml.linear.logistic_regression",
