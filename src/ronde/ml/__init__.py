@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from ronde.ml.linear.logistic_regression import LogisticRegression
     from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.saving import load
+    from ronde.ml.trees.gradient_boosting import GradientBoostingClassifier, GradientBoostingRegressor
 
 __all__ = [
     "ElasticNet",
+    "GradientBoostingClassifier",
+    "GradientBoostingRegressor",
     "History",
     "KMeans",
     "Lasso",
@@ -42,6 +45,8 @@ __all__ = [
 # The estimators and where they are. Files of saved estimators may name these classes and no others.
 ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
+    "GradientBoostingClassifier": "ronde.ml.trees.gradient_boosting",
+    "GradientBoostingRegressor": "ronde.ml.trees.gradient_boosting",
     "KMeans": "ronde.ml.clustering.kmeans",
     "Lasso": "ronde.ml.linear.coordinate_descent",
     "LinearRegression": "ronde.ml.linear.least_squares",
