@@ -210,6 +210,7 @@ def test_only_a_few_rooms_use_the_native_module() -> None:
     lasso = "src/ronde/ml/linear/coordinate_descent.py"
     words = "src/ronde/ml/words/training.py"
     topics = "src/ronde/ml/topics/"
+    trees = "src/ronde/ml/trees/"
     groups = "src/ronde/torch/distributed/"
     model = "src/ronde/bench/collective_traffic.py"
     allowed = (
@@ -222,6 +223,7 @@ def test_only_a_few_rooms_use_the_native_module() -> None:
         lasso,
         words,
         topics,
+        trees,
         groups,
         model,
         "src/ronde/__init__.py",

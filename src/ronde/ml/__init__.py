@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.saving import load
     from ronde.ml.topics.latent_dirichlet_allocation import LatentDirichletAllocation
+    from ronde.ml.trees.gradient_boosting import GradientBoostingClassifier, GradientBoostingRegressor
     from ronde.ml.words.word2vec import Word2Vec
 
 __all__ = [
     "ElasticNet",
+    "GradientBoostingClassifier",
+    "GradientBoostingRegressor",
     "History",
     "KMeans",
     "Lasso",
@@ -47,6 +50,8 @@ __all__ = [
 # `TEXT_ESTIMATORS`, and no others.
 ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
+    "GradientBoostingClassifier": "ronde.ml.trees.gradient_boosting",
+    "GradientBoostingRegressor": "ronde.ml.trees.gradient_boosting",
     "KMeans": "ronde.ml.clustering.kmeans",
     "Lasso": "ronde.ml.linear.coordinate_descent",
     "LatentDirichletAllocation": "ronde.ml.topics.latent_dirichlet_allocation",

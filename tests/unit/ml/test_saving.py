@@ -257,9 +257,10 @@ def fitted(name: str, y: Any = TWO) -> Any:
     return getattr(ml, name)().set_params(on="threads:1").fit(X, y)
 
 
-CLASSIFIERS = ["LinearSVC", "LogisticRegression", "Perceptron"]
+CLASSIFIERS = ["GradientBoostingClassifier", "LinearSVC", "LogisticRegression", "Perceptron"]
 REGRESSORS = ["ElasticNet", "Lasso", "LinearRegression", "Ridge"]
 TARGETS = [
+    ("GradientBoostingRegressor", TWO),
     *((name, y) for name in ("KMeans", "MiniBatchKMeans", *CLASSIFIERS) for y in (TWO, THREE)),
     *((name, y) for name in REGRESSORS for y in (TWO, TWO[:, None], np.stack([TWO, -TWO], axis=1))),
 ]
