@@ -18,7 +18,8 @@ Rules
 5. The death of a node that has succeeded is no loss. When all nodes have succeeded, the job is completed.
 6. A node is lost at once when the key that it holds is gone, and after `missing_heartbeats` heartbeats of silence
    (`failure_detectors`).
-7. Survivors of the last round get a place first, then all other nodes in the order of their arrival. A node that can
+7. Survivors of the last round get a place first, then nodes whose workers run on, then all others in the order of their
+   arrival. A node that can
    never have a place is refused. If two nodes are given one group rank, the leader refuses the later one once both have
    lived for longer than the patience; before that, the first node may be a previous start of the second.
 8. Where others may go on elsewhere, a round begins only with enough nodes of the last one (`quorum`), and only when no
@@ -546,8 +547,13 @@ class Applicants:
         self._nodes.pop(node, None)
 
     def fitting_nodes(self, taken: Collection[Node], survivors: Collection[str] = ()) -> list[Node]:
-        """Return the applicants that fit beside the nodes that have `taken` a place; `survivors` come first."""
-        ordered = sorted(self._nodes.values(), key=lambda node: node.id not in survivors)
+        """Return the applicants that fit beside the nodes that have `taken` a place.
+
+        `survivors` come first, then nodes with workers: a survivor that was lost for a moment.
+        """
+        ordered = sorted(
+            self._nodes.values(), key=lambda node: (node.id not in survivors, not node.has_workers)
+        )
         if not self._rules.places_are_given:
             return ordered[: self._places_left(taken)]
         places = {node.wish for node in taken}

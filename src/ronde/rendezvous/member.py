@@ -181,6 +181,14 @@ class Member:
         self._again_ns = now_ns + self._rules.silence_ns
         self._consider()
 
+    def update_node(self, node: Node) -> None:
+        """Ask for a place again, with another description of this node. Without effect if it asks for none."""
+        if self._phase == _MemberPhase.JOINING:
+            self._node, self._is_left_working = node, node.has_workers
+            if self._requested:
+                self._requested = -1, self._requested[1]
+            self._consider()
+
     def fail(self, failure: Failure) -> None:
         """Report that a worker has failed."""
         if self._phase == _MemberPhase.WORKING and self._node:

@@ -112,6 +112,11 @@ class Participant:
             self._take_over()
         return self._take_effects()
 
+    def update_node(self, node: Node) -> list[Effect]:
+        """Replace this node's description in its request for a place, if it has one."""
+        self._member.update_node(node)
+        return self._take_effects()
+
     def fail(self, failure: Failure) -> list[Effect]:
         """Report a failed worker of this node."""
         self._member.fail(failure)

@@ -115,8 +115,7 @@ class Rendezvous(Protocol):
 
     All methods return at once, and answer by events; call them from one thread. Call `join` first; after `RoundBegan`,
     `fail` or `succeed`, each once at most, where `fail` may follow `succeed` and takes it back while the round lasts;
-    after `RoundEnded` or `Ejected`, `join` again; `close` last. Until `RoundBegan`, `join` may be called again with
-    another description of the node. While workers run, `RoundEnded`, `Ejected`, `JobClosed`
+    after `RoundEnded` or `Ejected`, `join` again; `close` last. While workers run, `RoundEnded`, `Ejected`, `JobClosed`
     or `RendezvousBroken` may arrive at any time: end the workers then. `JobClosed`, `RendezvousBroken` and
     `AllSucceeded` are last events, except that an `Ejected` after `RendezvousBroken` asks to kill workers that are
     still ending.
@@ -147,6 +146,16 @@ class Rendezvous(Protocol):
         Args:
             node: This node's description of itself; the rendezvous fills in `meeting`.
             budget: How often the job may go on after the end of a round; the same on all nodes.
+
+        Raises:
+            Nothing.
+        """
+
+    def update_node(self, node: Node) -> None:
+        """Replace this node's description in its request for a place; without effect if it has none.
+
+        Args:
+            node: The new description.
 
         Raises:
             Nothing.

@@ -263,3 +263,22 @@ def alone_first(job: NodesJob) -> bool:
 
 def workers_of(agent: int) -> set[int]:
     return {int(pid) for pid in (Path(f"/proc/{agent}/task/{agent}/children").read_text()).split()}
+
+
+def test_the_agent_that_serves_the_rendezvous_may_die_too(launcher: Launcher) -> None:
+    job = NodesJob(launcher, "1:3")
+    for _ in range(3):
+        job.join()
+    (job.folder / "come").touch()
+    while not [place for place in job.heard if place.size == 6]:
+        job.hear()
+    number = job.heard[-1].round
+    before = job.await_round(number, 6)
+    lost = workers_of(job.agents[0].pid)
+    job.agents[0].kill()
+    while not [place for place in job.heard if place.round > number and place.size == 4]:
+        job.hear()
+    after = job.await_round(job.heard[-1].round, 4)
+    assert set(pids(after)) == set(pids(before)) - lost
+    job.finish()
+    assert job.end(1)[0] == job.end(2)[0] == 0

@@ -37,6 +37,7 @@ from ronde.launch.agent.decisions import (
     StartWorkers,
     StopWorkers,
     TellWorkers,
+    UpdateNode,
     WorkersContinue,
     WorkersEnded,
     WorkersSettled,
@@ -68,7 +69,7 @@ from ronde.process.exceptions import ERROR_FILE, hand_up
 from ronde.process.membership_channel import ChangeWanted, RoundLost
 from ronde.process.resources import shortage, usable_cores
 from ronde.process.signals import SignalInbox
-from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
+from ronde.rendezvous.membership import Budget, Failure, Node, RendezvousBroken, Round
 from ronde.rendezvous.rendezvous import Rendezvous, create
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
@@ -379,7 +380,7 @@ class AgentShell(GroupListener):
             return
         if self._is_joining:
             if len(round.nodes) > 1:
-                self._offer_node()  # with more workers than before
+                self._rendezvous.update_node(self._describe_node())  # with more workers than before
             return
         ready = self._reserve.ready
         if ready and round.nodes[round.group_rank].slots < self._config.worker.slots:
@@ -446,10 +447,13 @@ class AgentShell(GroupListener):
                 case JoinRound():
                     self._absence.stop()
                     self._join_round()
+                case UpdateNode():
+                    self._rendezvous.update_node(self._describe_node())
                 case StartWorkers():
                     self._start_workers(effect)
                 case StopWorkers(reason, at_once, keeps):
                     self._absence.stop()
+                    self._is_joining = False
                     if self._alive and self._group:
                         self._group.stop_workers(reason, at_once, keeps)
                 case EndContinuing() | TellWorkers():
@@ -495,19 +499,17 @@ class AgentShell(GroupListener):
                 self._close_stores(self._round.number + 1)
             self._store = self._open_store()
         self._is_joining = True
-        self._offer_node()
+        self._rendezvous.join(self._describe_node(), self._budget)
         if self._leaving:
             self._leave()
         elif self._alive and self._plan_now and self._config.rendezvous.max_nodes > 1:
             # The round may have to wait for more workers.
             self._fill_reserve(self._plan_now, self._config.worker.slots - self._offered_slots())
 
-    def _offer_node(self) -> None:
-        """Ask for a place in the next round, with the workers that this node can give."""
+    def _describe_node(self) -> Node:
+        """Return this node with the workers that it can give the next round."""
         node = describe_node(self._config, self._environment, self._address, self._store.address, self._id)
-        self._rendezvous.join(
-            replace(node, slots=self._offered_slots(), has_workers=self._alive), self._budget
-        )
+        return replace(node, slots=self._offered_slots(), has_workers=self._alive)
 
     def _fill_reserve(self, plan: LaunchPlan, lacking: int) -> None:
         spec = self._config.worker
