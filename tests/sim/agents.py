@@ -177,7 +177,7 @@ class AgentNode(SimNode):
 
 
 class AgentSimulation(Simulation):
-    node_type = AgentNode
+    node_type: type[AgentNode] = AgentNode
     module = "tests.sim.agents"
 
     def check_alone(self, number: int) -> None:

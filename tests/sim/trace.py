@@ -49,7 +49,7 @@ from ronde.rendezvous.state import STATE, JobPhase, JobState, decode, decode_ros
 
 FOLDER = Path(__file__).parent / "traces"
 QUIET_NS = 60 * S
-MESSAGES = (state.JoinRequest, state.FailureReport, state.SuccessReport, state.LeaveNotice)
+MESSAGES = state.MESSAGES
 
 
 class Calm(random.Random):

@@ -62,6 +62,9 @@ class Alone:
         )
         self._happened.put(RoundBegan(self._round))
 
+    def update_node(self, node: Node) -> None:
+        pass  # a round begins as soon as the node joins
+
     def fail(self, failure: Failure) -> None:
         ended = self._round
         if not self._running or ended is None:

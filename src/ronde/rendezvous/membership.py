@@ -51,6 +51,7 @@ class Node:
         meeting: Where the agent listens, so that other nodes can find out whether it has ended, and can meet again
             there if they lose the store; empty if it does not listen. The rendezvous fills it in.
         host_id: Nodes with the same one count as one host; empty (default): each node counts as one.
+        has_workers: Workers of its last round run on, and will take part in the next one (false).
     """
 
     id: str
@@ -63,6 +64,7 @@ class Node:
     wish: int = -1
     meeting: str = ""
     host_id: str = ""
+    has_workers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

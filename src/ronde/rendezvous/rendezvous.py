@@ -151,6 +151,16 @@ class Rendezvous(Protocol):
             Nothing.
         """
 
+    def update_node(self, node: Node) -> None:
+        """Replace this node's description in its request for a place; without effect if it has none.
+
+        Args:
+            node: The new description.
+
+        Raises:
+            Nothing.
+        """
+
     def fail(self, failure: Failure) -> None:
         """End this round for all nodes: a worker of this one has failed.
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from ronde.errors import ProtocolError, VersionError
 from ronde.rendezvous.effects import Compare, Effect, FindChanges, Set, Values
@@ -50,8 +50,10 @@ __all__ = [
     "STATE",
     "Heartbeat",
     "Cause",
+    "ChangeRequest",
     "FailureReport",
     "JoinRequest",
+    "MESSAGES",
     "LeaveNotice",
     "Message",
     "JobPhase",
@@ -289,7 +291,18 @@ class LeaveNotice:
     ends_within_ns: int = 0
 
 
-Message = JoinRequest | FailureReport | SuccessReport | LeaveNotice
+@dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """The node asks for the end of this round, without a failure."""
+
+    seq: int
+    id: str
+    round: int
+    reason: str
+
+
+Message = JoinRequest | FailureReport | SuccessReport | LeaveNotice | ChangeRequest
+MESSAGES: tuple[type[Message], ...] = get_args(Message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,8 +141,16 @@ class StoreRendezvous:
             thread.start()
             self._thread = thread
 
+    def update_node(self, node: Node) -> None:
+        if self._given_rank >= 0:
+            node = replace(node, wish=self._given_rank)
+        self._news.put(lambda: self._participant.update_node(self._access.describe_node(node)))
+
     def fail(self, failure: Failure) -> None:
         self._news.put(lambda: self._participant.fail(failure))
+
+    def request_change(self, reason: str) -> None:
+        self._news.put(lambda: self._participant.request_change(reason))
 
     def succeed(self) -> None:
         self._news.put(lambda: self._participant.succeed(time.monotonic_ns()))

@@ -37,6 +37,7 @@ from ronde.launch.agent.decisions import (
     StartWorkers,
     StopWorkers,
     TellWorkers,
+    UpdateNode,
     WorkersContinue,
     WorkersEnded,
     WorkersSettled,
@@ -55,7 +56,7 @@ from ronde.launch.agent.node_offer import (
 )
 from ronde.launch.agent.reserve_shell import ReserveShell
 from ronde.launch.agent.starter import Starter
-from ronde.launch.agent.worker_group import Absent, GroupEnd, Policy, describe_interrupt
+from ronde.launch.agent.worker_group import HASTY, Absent, GroupEnd, Policy, describe_interrupt
 from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
 from ronde.launch.config import LaunchConfig
 from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, WorkerPlan, plan_workers
@@ -68,7 +69,7 @@ from ronde.process.exceptions import ERROR_FILE, hand_up
 from ronde.process.membership_channel import ChangeWanted, RoundLost
 from ronde.process.resources import shortage, usable_cores
 from ronde.process.signals import SignalInbox
-from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
+from ronde.rendezvous.membership import Budget, Failure, Node, RendezvousBroken, Round
 from ronde.rendezvous.rendezvous import Rendezvous, create
 
 __all__ = ["RunResult", "plan_here", "run_agent"]
@@ -208,7 +209,12 @@ class AgentShell(GroupListener):
         self._events: deque[Event] = deque()
         self._round: Round | None = None
         self._group: WorkerGroupShell | None = None  # the present or last workers
+        self._plan_now: LaunchPlan | None = None  # that of the present or last workers
         self._alive = False  # whether workers run
+        self._is_joining = False  # the next round
+        self._leaving = (
+            0  # the signal after which this node leaves as soon as its workers have left their world
+        )
         self._wish = ""  # why this node wants another round than the present one
         self._deaths: set[int] = set()  # pids
         self._group_end: GroupEnd | None = None  # how the last workers ended
@@ -292,6 +298,34 @@ class AgentShell(GroupListener):
 
     def _interrupt(self, signum: int) -> None:
         self._leaves_now = self._agent_end is not None
+        if signum not in HASTY and not self._leaving and self._may_leave():
+            self._begin_leaving(signum)
+        else:
+            self._end_by_signal(signum)
+
+    def _may_leave(self) -> bool:
+        """Return whether all workers continue, and others go on without this node."""
+        group, round = self._group, self._round
+        if not (self._alive and group and round) or self._is_joining:
+            return False
+        return len(round.nodes) > 1 and 0 < group.survivors == round.nodes[round.group_rank].slots
+
+    def _begin_leaving(self, signum: int) -> None:
+        """Let the workers of all nodes come to their next commit before this node leaves."""
+        assert self._group
+        assert self._round
+        self._leaving = signum
+        reason = f"{host_name()} leaves: {describe_interrupt(signum)}"
+        self._screen.tell(f"{reason}; its workers go on until their next commit")
+        self._group.tell_workers(ChangeWanted(self._round.number, reason))
+        at_ns = time.monotonic_ns() + self._config.worker.farewell_ns
+        self._loop.set_timer(self._leave, at_ns, self._leave)
+
+    def _leave(self) -> None:
+        self._loop.set_timer(self._leave, None, self._leave)
+        self._end_by_signal(self._leaving)
+
+    def _end_by_signal(self, signum: int) -> None:
         if self._alive and self._group:
             self._group.interrupt_workers(signum)
         self._step_agent(InterruptAgent(signum, describe_interrupt(signum)))
@@ -322,8 +356,20 @@ class AgentShell(GroupListener):
         group, round = self._group, self._round
         assert group
         assert round
-        self._close_stores(group.oldest_world)
-        if group.has_left_world:
+        self._close_stores(group.oldest_world - 1)  # workers of other nodes may leave later
+        if not group.has_left_world:
+            return
+        if self._leaving:
+            self._leave()
+        elif self._wish or len(round.nodes) == 1:
+            self._send_world_left()
+        else:  # another node has lost a worker, which its agent reports
+            at_ns = time.monotonic_ns() + self._config.rendezvous.silence_ns
+            self._loop.set_timer(self._send_world_left, at_ns, self._send_world_left)
+
+    def _send_world_left(self) -> None:
+        group, round = self._group, self._round
+        if self._alive and group and round and group.has_left_world:
             reason = self._wish or f"all workers have left the world of round {round.number}"
             self._step_agent(WorldLeft(round.number, reason))
 
@@ -331,6 +377,10 @@ class AgentShell(GroupListener):
         """Let the workers come to another round at their next commit, if the node can give more of them."""
         round = self._round
         if not (self._alive and self._group and round) or self._wish:
+            return
+        if self._is_joining:
+            if len(round.nodes) > 1:
+                self._rendezvous.update_node(self._describe_node())  # with more workers than before
             return
         ready = self._reserve.ready
         if ready and round.nodes[round.group_rank].slots < self._config.worker.slots:
@@ -397,10 +447,13 @@ class AgentShell(GroupListener):
                 case JoinRound():
                     self._absence.stop()
                     self._join_round()
+                case UpdateNode():
+                    self._rendezvous.update_node(self._describe_node())
                 case StartWorkers():
                     self._start_workers(effect)
                 case StopWorkers(reason, at_once, keeps):
                     self._absence.stop()
+                    self._is_joining = False
                     if self._alive and self._group:
                         self._group.stop_workers(reason, at_once, keeps)
                 case EndContinuing() | TellWorkers():
@@ -445,8 +498,24 @@ class AgentShell(GroupListener):
             if not self._alive:
                 self._close_stores(self._round.number + 1)
             self._store = self._open_store()
+        self._is_joining = True
+        self._rendezvous.join(self._describe_node(), self._budget)
+        if self._leaving:
+            self._leave()
+        elif self._alive and self._plan_now and self._config.rendezvous.max_nodes > 1:
+            # The round may have to wait for more workers.
+            self._fill_reserve(self._plan_now, self._config.worker.slots - self._offered_slots())
+
+    def _describe_node(self) -> Node:
+        """Return this node with the workers that it can give the next round."""
         node = describe_node(self._config, self._environment, self._address, self._store.address, self._id)
-        self._rendezvous.join(replace(node, slots=self._offered_slots()), self._budget)
+        return replace(node, slots=self._offered_slots(), has_workers=self._alive)
+
+    def _fill_reserve(self, plan: LaunchPlan, lacking: int) -> None:
+        spec = self._config.worker
+        round = self._round
+        if round and round.restarts < self._budget.restarts and not spec.virtual_local_rank:
+            self._reserve.want(spec.spares + lacking, plan, round.number)
 
     def _offered_slots(self) -> int:
         """Return the number of workers for the next round: without the lost ones, if enough continue."""
@@ -475,10 +544,12 @@ class AgentShell(GroupListener):
                 survivors = self._group.release_survivors()
                 self._group.close()
         spec = self._config.worker
-        self._wish = ""
+        self._wish, self._is_joining = "", False
+        self._loop.set_timer(self._send_world_left, None, self._send_world_left)
         self._round, self._alive, self._group_end = round, True, None
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
         plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
+        self._plan_now = plan
         self._group = WorkerGroupShell(
             plan,
             round.number,
@@ -498,10 +569,9 @@ class AgentShell(GroupListener):
             self._start_each(self._group, waiting, round.number)
         if again or self._may_change:
             self._starter.prepare_template(plan.workers[0])
-        if again and not spec.virtual_local_rank and self._alive:
-            lacking = spec.slots - len(plan.workers)
-            self._reserve.want(spec.spares + lacking, plan, round.number)
-        self._want_change()
+        if self._alive:
+            self._fill_reserve(plan, spec.slots - len(plan.workers))
+            self._want_change()
 
     @property
     def _may_change(self) -> bool:

@@ -113,6 +113,7 @@ __all__ = [
     "WorkersContinue",
     "RequestChange",
     "TellWorkers",
+    "UpdateNode",
     "EndContinuing",
 ]
 
@@ -195,6 +196,11 @@ Event = (
 @dataclass(frozen=True)
 class JoinRound:
     """Ask for the next round."""
+
+
+@dataclass(frozen=True)
+class UpdateNode:
+    """Tell the rendezvous, which this node has asked for the next round, that its workers have ended."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +311,7 @@ class AgentEnd:
 
 Effect = (
     JoinRound
+    | UpdateNode
     | StartWorkers
     | StopWorkers
     | EndContinuing
@@ -416,8 +423,8 @@ class Rejoining:
     """The agent has asked for the next round, and only workers that continue run."""
 
     workers: ClassVar = WorkerState.HEALTHY
-    shortage: Shortage | None = None
-    ended: EndedRound | None = None
+    shortage: Shortage | None
+    ended: EndedRound
 
 
 @dataclass(frozen=True)
@@ -503,7 +510,7 @@ class Agent:
         round = event.round
         self._lost -= {node.id for node in round.nodes}
         again = round.restarts < self._budget.restarts
-        if isinstance(state, Rejoining) and state.ended:
+        if isinstance(state, Rejoining):
             return Healthy(round), [StartWorkers(round, again, state.ended.cause, state.ended.lost)]
         return Healthy(round), [StartWorkers(round, again)]
 
@@ -556,14 +563,15 @@ class Agent:
     def _kill_workers(
         self, _: int, state: Healthy | Unhealthy | Stopping | Rejoining, event: Ejected
     ) -> Next:
-        following = state if isinstance(state, Stopping) else Stopping()
+        following = replace(state, ended=None) if isinstance(state, Stopping) else Stopping()
         return following, [AgentNotice(event.reason), KILL]
 
     def _kill_workers_and_exit(self, _: int, state: Exiting, event: Ejected) -> Next:
         return replace(state, round=None), [AgentNotice(event.reason), KILL]
 
-    def _join_again(self, _: int, state: Succeeded | AwaitingVerdict, event: Ejected) -> Next:
-        return Joining(has_begun=True), [AgentNotice(event.reason), JoinRound()]
+    def _join_again(self, _: int, state: Joining | Succeeded | AwaitingVerdict, event: Ejected) -> Next:
+        shortage = state.shortage if isinstance(state, Joining) else None
+        return Joining(has_begun=True, shortage=shortage), [AgentNotice(event.reason), JoinRound()]
 
     def _give_way(self, now_ns: int, state: Unhealthy | AwaitingVerdict, event: Ejected) -> Next:
         if self._gives_way and (failure := state.failure):
@@ -587,6 +595,8 @@ class Agent:
         return replace(state, continuing=event.count), []
 
     def _rejoin(self, _: int, state: Stopping, event: WorkersSettled) -> Next:
+        if state.ended is None:
+            return state, []  # the workers are being killed
         return Rejoining(state.shortage, state.ended), [JoinRound()]
 
     def _request_change(self, _: int, state: Healthy, event: WorldLeft) -> Next:
@@ -616,10 +626,8 @@ class Agent:
         return Joining(has_begun=True, shortage=state.shortage), [*notice, JoinRound()]
 
     def _lose_continuing(self, _: int, state: Rejoining, event: WorkersEnded) -> Next:
-        notice: list[Effect] = []
-        if state.ended:
-            notice = [AgentNotice(f"{state.ended.cause}; {event.reason}; starting all workers again")]
-        return Joining(has_begun=True, shortage=state.shortage), notice
+        notice = AgentNotice(f"{state.ended.cause}; {event.reason}; starting all workers again")
+        return Joining(has_begun=True, shortage=state.shortage), [notice, UpdateNode()]
 
     def _finish_exit(self, _: int, state: Exiting, event: WorkersEnded) -> Next:
         exit = state.exit or AgentEnd(event.exit_code, event.reason, event.failure)
@@ -743,7 +751,7 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (RoundBegan, Agent._begin_round, (Joining, Rejoining)),
     (RoundEnded, Agent._end_round, (Healthy, Unhealthy, Succeeded, AwaitingVerdict)),
     (RoundEnded, Agent._end_round_while_exiting, (Exiting,)),
-    (Ejected, Agent._join_again, (Succeeded,)),
+    (Ejected, Agent._join_again, (Joining, Succeeded)),
     (Ejected, Agent._kill_workers, (Healthy, Stopping, Rejoining)),
     (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
     (Ejected, Agent._kill_workers_and_exit, (Exiting,)),

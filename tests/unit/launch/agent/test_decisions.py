@@ -32,6 +32,7 @@ from ronde.launch.agent.decisions import (
     StartWorkers,
     StopWorkers,
     TellWorkers,
+    UpdateNode,
     WorkersContinue,
     WorkersEnded,
     WorkersSettled,
@@ -400,7 +401,8 @@ def test_all_workers_start_again_when_those_that_were_to_continue_have_ended_too
 def test_after_the_death_of_all_that_continue_the_next_round_begins_with_new_workers() -> None:
     story = continuing()
     story.after(RoundEnded(0, WorkerFailed(OURS)), WorkersSettled())
-    assert story.after(WorkersEnded(137, "rank 0 was killed", OURS)) == []
+    assert story.after(WorkersEnded(137, "rank 0 was killed", OURS)) == [UpdateNode()]
+    assert story.after(Ejected("the store was silent")) == [JoinRound()]
     assert story.after(RoundBegan(a_round(1, 1, group_rank=0))) == [
         StartWorkers(a_round(1, 1, group_rank=0), True)
     ]

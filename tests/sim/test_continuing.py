@@ -1,0 +1,123 @@
+"""Runs simulated jobs whose workers continue, and makes sure that the simulation would notice if these were wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.sim.common_order import Broken
+from tests.sim.continuing import ContinuingSimulation, SimWorker
+from tests.sim.rendezvous import draw_nodes, simulate
+
+from ronde.launch.agent.decisions import (
+    TRANSITIONS,
+    Healthy,
+    Rejoining,
+    Stopping,
+    StopWorkers,
+    WorldLeft,
+)
+from ronde.launch.agent.worker_group import WorkerGroup
+from ronde.rendezvous.leader import Leader
+from ronde.rendezvous.member import Member
+from ronde.rendezvous.membership import Ejected, RoundEnded
+
+BATCH = 25
+
+WHAT_HAPPENS = {
+    "ejected",
+    "exit code 0",
+    "exit code 143",
+    "failures",
+    "planned changes",
+    "workers from the reserve",
+    "workers that go on in place",
+    "worlds",
+}
+
+
+def run(seeds: range) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        counts += simulate(seed, draw_nodes(seed), ContinuingSimulation)
+    return counts
+
+
+@pytest.mark.parametrize(
+    "first", [pytest.param(i * BATCH, marks=[pytest.mark.slow] if i else []) for i in range(4)]
+)
+def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
+    assert set(run(range(first, first + BATCH))) >= WHAT_HAPPENS, "the simulations have become dull"
+
+
+@pytest.mark.slow
+def test_200_nodes() -> None:
+    simulate(2, 200, ContinuingSimulation)
+
+
+# Agents and workers that are wrong in one way.
+
+
+def end_all_workers_with_the_round(patch: pytest.MonkeyPatch) -> None:
+    end = TRANSITIONS[Healthy, RoundEnded]
+
+    def broken(*arguments: Any) -> Any:
+        state, effects = end(*arguments)
+        return state, [
+            StopWorkers(each.reason) if isinstance(each, StopWorkers) else each for each in effects
+        ]
+
+    patch.setitem(TRANSITIONS, (Healthy, RoundEnded), broken)
+
+
+def join_before_those_that_do_not_continue_are_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerGroup, "_remaining", lambda self: ())
+
+
+def signal_survivors_after_a_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerGroup, "_spares_survivors", property(lambda self: False))
+
+
+def keep_workers_that_others_take_for_dead(patch: pytest.MonkeyPatch) -> None:
+    for state in (Rejoining, Stopping):
+        patch.delitem(TRANSITIONS, (state, Ejected))
+    patch.setattr(Member, "update_node", lambda self, node: None)
+
+
+def never_ask_for_the_next_round(patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(TRANSITIONS, (Healthy, WorldLeft))
+
+
+def come_to_the_world_of_an_earlier_place(patch: pytest.MonkeyPatch) -> None:
+    come = SimWorker.come
+
+    def broken(self: SimWorker) -> None:
+        if self.is_alive and self.world is None and self.told > 0 and self.told > self.left + 1:
+            self.told -= 1
+        come(self)
+
+    patch.setattr(SimWorker, "come", broken)
+
+
+def begin_with_too_few_workers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leader, "_are_enough", lambda self, nodes: True)
+
+
+@pytest.mark.parametrize(
+    ("plant", "first_seed"),
+    [
+        (end_all_workers_with_the_round, 2),
+        (signal_survivors_after_a_failure, 2),
+        (come_to_the_world_of_an_earlier_place, 2),
+        (keep_workers_that_others_take_for_dead, 10),
+        (join_before_those_that_do_not_continue_are_gone, 38),
+        (never_ask_for_the_next_round, 48),
+        (begin_with_too_few_workers, 109),
+    ],
+)
+def test_a_planted_bug_is_found(plant: object, first_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(plant)
+    plant(monkeypatch)
+    with pytest.raises((Broken, AssertionError)):
+        run(range(first_seed, first_seed + 100))
