@@ -271,7 +271,9 @@ class State:
 
     def _agree_on_change(self, number: int) -> bool:
         mine = membership()
-        wanted = self._hosts_updated or self._is_agreed or (mine is not None and mine.change_wanted is not None)
+        wanted = (
+            self._hosts_updated or self._is_agreed or (mine is not None and mine.change_wanted is not None)
+        )
         if comm.size() > 1:
             words = np.array([wanted, number, -number], np.int64)
             most = comm.world().allreduce(words, op=Max)
