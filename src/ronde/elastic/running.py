@@ -138,7 +138,8 @@ class _Run:
         if self._membership is None:
             return
         process.shutdown()
-        self._membership.await_place()
+        with self._state.secured():
+            self._membership.await_place()
 
     def _join(self) -> None:
         """Join the world of the newest round, unless this process has."""

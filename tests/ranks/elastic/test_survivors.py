@@ -154,3 +154,21 @@ def test_memory_and_descriptors_are_flat_over_many_recoveries(tmp_path: Path) ->
                 before = after
         assert after["descriptors"] <= before["descriptors"] + 1
         assert after["memory_kb"] <= before["memory_kb"] + 3000
+
+
+def test_what_belongs_to_a_lost_world_raises_and_arrays_stay() -> None:
+    program = str(Path(TRAIN).with_name("held.py"))
+    with Agent([program], 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
+        agent.run(lambda: sum("holds" in line.value for line in agent.lines) == 4)
+        agent.kill(1)
+        agent.run()
+        found = {line.worker: line.value for line in agent.lines if "errors" in line.value}
+    for rank, worker in enumerate((0, 2, 3)):
+        assert agent.codes[worker] == 0
+        number = worker + 1.0
+        assert found[worker]["values"] == [1000 * number, number + 1, number + 1]
+        assert found[worker]["sums"] == [2 if rank < 2 else 0, 6, 3]
+        assert found[worker]["errors"] == {
+            "handle": "PeerLostError", "later handle": "PeerLostError", "world": "UsageError", "group": "UsageError",
+            "set": "UsageError",
+        }  # fmt: skip
