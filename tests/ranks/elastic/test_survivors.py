@@ -5,12 +5,17 @@ The test plays their agent (`tests/ranks/elastic/agent.py`).
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ranks.elastic.agent import Agent
+from tests.ranks.elastic.agent import HANG_S, Agent
 
 TRAIN = str(Path(__file__).parent / "programs" / "train.py")
 STEPS = 100
@@ -172,3 +177,22 @@ def test_what_belongs_to_a_lost_world_raises_and_arrays_stay() -> None:
             "handle": "PeerLostError", "later handle": "PeerLostError", "world": "UsageError", "group": "UsageError",
             "set": "UsageError",
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [["--min-np", "2"], ["--spares", "1"]], ids=["smaller", "with a spare"])
+def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ronde", "run", "-n", "3", *options, "--max-restarts", "3", TRAIN]
+    variables = {"SAMPLES": str(12 * STEPS), "DIES": str(tmp_path / "died")}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=HANG_S, env={**os.environ, **variables}
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line.partition(" ")[2]) for line in done.stdout.splitlines()]
+    ends = [each for each in found if "done" in each]
+    assert {each["weights"] for each in ends} == {undisturbed}
+    assert {tuple(each["counts"]) for each in ends} == {(1.0,)}
+    assert max(each["recoveries"] for each in ends) == 1
+    assert len({each["pid"] for each in found if "rank" in each} & {each["pid"] for each in ends}) >= 2
+    assert re.search(r"killed by SIGKILL.*ranks go on from commit \d+.*steps lost: [01]", done.stderr), (
+        done.stderr
+    )
