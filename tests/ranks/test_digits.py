@@ -63,6 +63,13 @@ def test_digits_torch_reaches_its_accuracy_and_plots(tmp_path: Path) -> None:
     assert picture.stat().st_size > 0
 
 
+def test_elastic_digits_have_the_same_bits_with_any_number_of_ranks() -> None:
+    alone, together = (train("elastic_digits.py", n, "--epochs", "15") for n in (1, 3))
+    assert alone[0].startswith("[0] parameters: ")
+    assert alone[0] == together[0]
+    assert_accurate(together[-1])
+
+
 def test_ddp_digits_reaches_its_accuracy() -> None:
     pytest.importorskip("torch")
     assert_accurate(train("ddp_digits.py", 2)[-1])

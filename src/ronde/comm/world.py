@@ -44,6 +44,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "later_round",
     "local_rank",
     "local_size",
     "meeting",
@@ -150,6 +151,12 @@ def _take_place() -> None:
     if mine.number != _process.round:
         _forget_meeting()
         _process.round = mine.number
+
+
+def later_round() -> int:
+    """Return the number of this worker's round, 0 if it is the one in which the process was started."""
+    mine = membership()
+    return 0 if mine is None or mine.taken is None else mine.number
 
 
 def await_next_round(began_ns: int) -> bool:

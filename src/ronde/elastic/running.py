@@ -138,7 +138,8 @@ class _Run:
         if self._membership is None:
             return
         process.shutdown()
-        self._membership.await_place()
+        with self._state.secured():
+            self._membership.await_place()
 
     def _join(self) -> None:
         """Join the world of the newest round, unless this process has."""
@@ -175,12 +176,14 @@ class _Run:
         place = self._membership.taken if self._membership is not None else None
         reason = "; ".join(place.lost) or place.reason if place is not None else interruption.reason
         new = sum(action is Action.RECEIVE for action in decision.actions)
+        size = comm.size()
+        ranks = f"{size} ranks go" if size > 1 else "1 rank goes"
         came = f", {new} of them new" if new else ""
         level = logging.WARNING if interruption.is_loss else logging.INFO
         _log.log(
             level,
-            "%s: %d ranks go on from commit %d%s, after %.1f ms; lost: %d steps, %.3f s of work",
-            *(reason, comm.size(), decision.number, came, spent_ns / 1e6, lost[0], lost[1] / 1e9),
+            "%s: %s on from commit %d%s, after %.1f ms; steps lost: %d (%.3f s of work)",
+            *(reason, ranks, decision.number, came, spent_ns / 1e6, lost[0], lost[1] / 1e9),
         )
 
 

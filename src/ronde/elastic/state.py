@@ -9,11 +9,13 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ronde.comm import world as comm
+from ronde.comm.communicator import Communicator
 from ronde.elastic.batches import Batches, Positions
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 from ronde.elastic.goodput import Goodput, Ledger
@@ -22,7 +24,7 @@ from ronde.errors import MismatchError, UsageError
 from ronde.process.membership_channel import membership
 from ronde.types import Max
 
-__all__ = ["HostsUpdatedInterrupt", "ObjectState", "Part", "State", "goodput", "ledger"]
+__all__ = ["HostsUpdatedInterrupt", "Keeper", "ObjectState", "Part", "State", "goodput", "ledger"]
 
 _log = logging.getLogger("ronde.elastic")
 
@@ -67,6 +69,25 @@ class Part(Protocol):
         """Take a payload as the copy, and as the live state."""
 
 
+class Keeper(Protocol):
+    """Keeps commits elsewhere, such as on a disk, for a job that starts again. All ranks have the same ones."""
+
+    def before_save(self) -> None:
+        """Prepare for the end of the last copies, which the parts are about to replace."""
+
+    def after_save(self, commit: int, parts: Mapping[str, Part], world: Communicator) -> None:
+        """Begin to keep the copies of a commit. All ranks call it."""
+
+    def finish(self, commit: int, parts: Mapping[str, Part]) -> None:
+        """Keep the last commit of a training, and return when it is kept."""
+
+    def securing(self, commit: int, parts: Mapping[str, Part]) -> AbstractContextManager[None]:
+        """Return the context in which the job waits for other workers, and may end."""
+
+    def restore(self, parts: Mapping[str, Part], world: Communicator) -> int | None:
+        """Load the newest commit that is kept into the parts; return its number. All ranks call it when they begin."""
+
+
 class State:
     """What a training must not lose: named parts, and the position in its batches.
 
@@ -75,15 +96,22 @@ class State:
 
     def __init__(self) -> None:
         self._parts: dict[str, Part] = {}
+        self._keepers: list[Keeper] = []
         self._standing = Standing()
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._hosts_updated = False
+        self._hosts_updated = False  # a launcher has told this rank
+        self._is_agreed = False  # all ranks know that they change at the end of the step
+        self._is_in_step = False  # of `batches`
         self._positions = Positions()
         self.add_part("positions", self._positions)
 
     def add_part(self, name: str, part: Part) -> None:
         """Add a part, before the state is first used. All ranks add the same ones."""
         self._parts[name] = part
+
+    def add_keeper(self, keeper: Keeper) -> None:
+        """Let a keeper see each commit, before the state is first used. All ranks add the same ones."""
+        self._keepers.append(keeper)
 
     # What a program calls
 
@@ -101,18 +129,22 @@ class State:
         is_changing = self._pass_barrier(number)
         self._copy(number)
         ledger.commit(time.monotonic_ns())
+        for keeper in self._keepers:
+            keeper.after_save(number, self._parts, comm.world())
         if is_changing:
             raise HostsUpdatedInterrupt
 
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt, on all ranks, if the members of the job change; the state is committed before.
 
-        All ranks call it at the same place.
+        All ranks call it at the same place. In the body of a loop over `batches` it is raised when the step is done:
+        by the next `commit`, or when the loop asks for the next batch.
         """
-        if self._agree_on_change(self._standing.copied + 1):
-            self._copy(self._standing.copied + 1)
-            ledger.commit(time.monotonic_ns())
-            raise HostsUpdatedInterrupt
+        if not self._agree_on_change(self._standing.copied + 1):
+            return
+        self._is_agreed = True
+        if not self._is_in_step:
+            self.commit()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Call these functions, on the processes that stay, whenever the world has changed."""
@@ -151,7 +183,14 @@ class State:
         Raises:
             UsageError: an argument is invalid.
         """
-        return iter(Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name, ledger))
+        batches = Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name)
+        for batch in batches:
+            ledger.begin_step()
+            self._is_in_step = True
+            yield batch
+            self._is_in_step = False
+            if self._is_agreed:
+                self.commit()
 
     # What a state with other needs overrides
 
@@ -175,8 +214,11 @@ class State:
         """
         decision = decide(comm_standings(Standing(self._standing.copied)))
         mine = decision.actions[comm.rank()]
-        if mine is Action.BEGIN and comm.rank() == decision.holders[0]:
-            self._copy(0)
+        if mine is Action.BEGIN:
+            if self._load_kept():
+                return
+            if comm.rank() == decision.holders[0]:
+                self._copy(0)
         receives = [
             rank for rank, action in enumerate(decision.actions) if action in (Action.BEGIN, Action.RECEIVE)
         ]
@@ -188,12 +230,12 @@ class State:
 
     def on_reset(self) -> None:
         """Run the callbacks after the world has changed, on a process that stays."""
-        self._hosts_updated = False
+        self._hosts_updated = self._is_agreed = self._is_in_step = False
         self.reset()
         for callback in self._reset_callbacks:
             callback()
         if self._reset_callbacks and self._standing.copied != NOTHING:
-            self.save()  # a new process gets what the callbacks have changed
+            self._save_again()  # a new process gets what the callbacks have changed
 
     def on_hosts_updated(self, timestamp: float = 0, update_res: int = 0) -> None:
         """Ask for `HostsUpdatedInterrupt` at the next commit. Any thread may call it."""
@@ -246,10 +288,16 @@ class State:
         self._pass_barrier(self._standing.copied + 1)
         self._standing = Standing(self._standing.copied)
         ledger.commit(time.monotonic_ns())
+        for keeper in self._keepers:
+            keeper.finish(self._standing.copied, self._parts)
 
-    def forget_point(self) -> None:
-        """Note that the live state may have changed since the last commit."""
-        self._standing = Standing(self._standing.copied)
+    @contextmanager
+    def secured(self) -> Iterator[None]:
+        """Let the keepers secure the last commit while the block waits for other workers."""
+        with ExitStack() as stack:
+            for keeper in self._keepers:
+                stack.enter_context(keeper.securing(self._standing.copied, self._parts))
+            yield
 
     # Private
 
@@ -260,7 +308,9 @@ class State:
 
     def _agree_on_change(self, number: int) -> bool:
         mine = membership()
-        wanted = self._hosts_updated or (mine is not None and mine.change_wanted is not None)
+        wanted = (
+            self._hosts_updated or self._is_agreed or (mine is not None and mine.change_wanted is not None)
+        )
         if comm.size() > 1:
             words = np.array([wanted, number, -number], np.int64)
             most = comm.world().allreduce(words, op=Max)
@@ -273,8 +323,22 @@ class State:
         return wanted
 
     def _copy(self, number: int) -> None:
-        self.save()
+        self._save_again()
         self._standing = Standing(number)
+
+    def _save_again(self) -> None:
+        for keeper in self._keepers:
+            keeper.before_save()
+        self.save()
+
+    def _load_kept(self) -> bool:
+        """Go to the newest commit of a keeper; return whether there is one. All ranks call it."""
+        for keeper in self._keepers:
+            number = keeper.restore(self._parts, comm.world())
+            if number is not None:
+                self._standing = Standing(number)
+                return True
+        return False
 
     def _transfer(self, root: int, receives: bool, number: int) -> None:
         payload = broadcast_object(

@@ -364,7 +364,7 @@ def _start_engines(
     world: Communicator, wanted: settings.Settings, sets: Iterable[ProcessSet | Sequence[int]]
 ) -> None:
     core = core_of(wanted.thread_affinity, world.local_rank, world.local_size)
-    _process.timeline = Timeline(world.rank, world.size, world.hosts[world.rank])
+    _process.timeline = Timeline(world.rank, world.size, world.hosts[world.rank], comm.later_round())
     _process.engine = Engine(world.duplicate(), wanted, core, _process.timeline)
     _process.timeline.start_as_set(wanted)
     _process.sets = ProcessSets(world, _process.engine, wanted, core)

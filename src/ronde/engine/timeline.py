@@ -17,7 +17,9 @@ _log = logging.getLogger("ronde.timeline")
 class Timeline:
     """The timeline of this rank, off until `start`. Several engines may record into `native`."""
 
-    def __init__(self, rank: int, size: int, host: str) -> None:
+    def __init__(self, rank: int, size: int, host: str, round: int = 0) -> None:
+        """`round`: of the job, if this process has outlived an earlier one, whose file it keeps."""
+        self._round = round
         self.native = _native.Timeline()
         self._rank, self._size, self._host = rank, size, host
         self._path = ""
@@ -31,6 +33,9 @@ class Timeline:
         """Create the file and start to record (see `ronde.start_timeline`)."""
         wanted = os.fspath(file_path)
         path = timeline_path(wanted, self._rank, self._size, os.path.isdir(wanted))
+        if self._round:
+            stem, suffix = os.path.splitext(path)
+            path = f"{stem}.round-{self._round}{suffix}"
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(f"cannot write a timeline to {path}: it is not a file")
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)

@@ -52,7 +52,7 @@ def test_samples_of_each_kind_of_data() -> None:
 
 def batches(positions: Positions, **options: Any) -> Batches:
     arguments = {"data": 10, "global_batch": 4, "seed": 0, "epochs": 2, "micro_batch": None, "name": ""}
-    return Batches(positions, ledger=Ledger(0), **{**arguments, **options})
+    return Batches(positions, **{**arguments, **options})
 
 
 @pytest.fixture
