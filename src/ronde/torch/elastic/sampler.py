@@ -190,7 +190,7 @@ class ElasticSampler(Sampler[int]):
     def _bounds(self, batch_idx: int, batch_size: int) -> tuple[int, int]:
         if batch_idx < 0 or batch_size < 1:
             raise UsageError(f"batch {batch_idx} of {batch_size} samples is not a batch of an epoch")
-        begin = batch_idx * batch_size
+        begin = min(batch_idx * batch_size, len(self.indices))
         return begin, min(begin + batch_size, len(self.indices))
 
     def _known(self) -> tuple[int, set[int]]:
