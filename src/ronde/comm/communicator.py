@@ -772,6 +772,12 @@ _PAGE_BYTES = 4096
 _alive: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
+def abort_all(reason: str) -> None:
+    """Fail all communicators of this process: their operations raise AbortedError. Any thread may call it."""
+    for communicator in list(_alive):
+        communicator.abort(reason)
+
+
 def _abandon_all() -> None:
     for communicator in list(_alive):
         communicator._abandon()

@@ -7,6 +7,7 @@ All ranks of the world add and remove sets together, in the same order.
 from __future__ import annotations
 
 import atexit
+import logging
 import operator
 import os
 import time
@@ -22,7 +23,7 @@ from ronde.comm.byte_exchange import framed, require_equal, unframed
 from ronde.comm.communicator import Communicator
 from ronde.engine.engine import Engine
 from ronde.engine.timeline import Timeline
-from ronde.errors import NotInitializedError, RondeError, UsageError
+from ronde.errors import NotInitializedError, PeerError, RondeError, TimeoutError, UsageError
 from ronde.process.resources import shortage
 from ronde.process.uncaught import announce_departure
 from ronde.settings import Settings
@@ -44,6 +45,9 @@ __all__ = [
     "stop_timeline",
     "submit",
 ]
+
+
+_log = logging.getLogger("ronde.engine")
 
 
 class ProcessSet:
@@ -308,13 +312,25 @@ def _init(
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise UsageError(f'process_sets must be a list of process sets, or "dynamic", not {process_sets!r}')
     has_joined = comm.has_joined()
-    began_ns = time.monotonic_ns()
-    comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
-    if has_joined:
-        return
+    sets = () if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    while True:
+        began_ns = time.monotonic_ns()
+        try:
+            comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
+            if not has_joined:
+                _start_all_engines(began_ns, sets, overrides)
+            return
+        except PeerError as error:
+            if isinstance(error, TimeoutError) or not comm.await_next_round(began_ns):
+                raise
+            _log.info("this process goes on to the next round: %s", error)
+
+
+def _start_all_engines(
+    began_ns: int, sets: Iterable[ProcessSet | Sequence[int]], overrides: Mapping[str, object]
+) -> None:
     wanted = settings.resolve(settings.environment(), **overrides)
     world = comm.world()
-    sets = () if process_sets is None or isinstance(process_sets, str) else process_sets
     try:
         with world.connecting_by(began_ns + wanted.start_timeout_ns):
             _start_engines(world, wanted, sets)

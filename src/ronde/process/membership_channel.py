@@ -30,12 +30,14 @@ from ronde.typed_json import Natural, TypedJson
 
 __all__ = [
     "MAX_BYTES",
+    "NO_ROUND",
     "Awaits",
     "ChangeWanted",
     "Completed",
     "Continues",
     "Membership",
     "MembershipChannel",
+    "News",
     "PlaceInRound",
     "RoundLost",
     "membership",
@@ -104,6 +106,7 @@ class Completed:
 
 
 FromAgent = PlaceInRound | RoundLost | ChangeWanted
+News = PlaceInRound | RoundLost
 FromWorker = Continues | Awaits | Completed
 FROM_AGENT: TypedJson[FromAgent] = TypedJson(FromAgent, "message of the agent to a worker")
 FROM_WORKER: TypedJson[FromWorker] = TypedJson(FromWorker, "message of a worker to its agent")
@@ -201,7 +204,8 @@ class Membership:
         self._lost: RoundLost | None = None
         self._wanted: ChangeWanted | None = None
         self._has_ended = False
-        self._on_lost: list[Callable[[RoundLost], None]] = []
+        self._listeners: list[Callable[[News], None]] = []
+        self._continues = False
         threading.Thread(target=self._read, name="ronde-membership", daemon=True).start()
 
     @property
@@ -232,17 +236,41 @@ class Membership:
                 return self._wanted.reason
             return None
 
+    @property
+    def continues(self) -> bool:
+        """Whether this process has announced that it survives the end of a round."""
+        with self._changed:
+            return self._continues
+
+    @property
+    def over(self) -> str | None:
+        """Why the present round is over, because it has lost a member or a later one has begun; None if it is not."""
+        with self._changed:
+            if self._lost is not None and self._lost.number >= self._number:
+                return self._lost.reason
+            if self._newest is not None and self._newest.number > self._number:
+                return self._newest.reason or f"round {self._newest.number} has begun"
+            return None
+
+    def listen(self, listener: Callable[[News], None]) -> None:
+        """Call `listener` in the reading thread for each `RoundLost` and `PlaceInRound` that comes from now on."""
+        with self._changed:
+            self._listeners.append(listener)
+
     def on_lost(self, callback: Callable[[RoundLost], None]) -> None:
         """Call `callback` in the reading thread for each `RoundLost`; now, if the present round is lost already."""
+        self.listen(lambda news: callback(news) if isinstance(news, RoundLost) else None)
         with self._changed:
-            self._on_lost.append(callback)
-            lost = self._lost
-        if lost is not None and lost.number >= self.number:
+            lost, number = self._lost, self._number
+        if lost is not None and lost.number >= number:
             callback(lost)
 
     def announce_continues(self) -> None:
-        """Tell the agent that this process survives the end of a round from now on."""
-        self._send(Continues())
+        """Tell the agent that this process survives the end of a round from now on. A second call does nothing."""
+        with self._changed:
+            has_announced, self._continues = self._continues, True
+        if not has_announced:
+            self._send(Continues())
 
     def announce_completed(self) -> None:
         """Tell the agent that all ranks have finished."""
@@ -311,24 +339,23 @@ class Membership:
         self._socket.close()
 
     def _note(self, message: FromAgent) -> None:
-        callbacks: list[Callable[[RoundLost], None]] = []
         with self._changed:
             match message:
                 case PlaceInRound():
                     if self._newest is None or message.number > self._newest.number:
                         self._newest = message
-                case ChangeWanted():
-                    self._wanted = message
                 case RoundLost():
                     self._lost = message
-                    callbacks = list(self._on_lost)
+                case ChangeWanted():
+                    self._wanted = message
+            listeners = [] if isinstance(message, ChangeWanted) else list(self._listeners)
             self._changed.notify_all()
-        for callback in callbacks:
-            assert isinstance(message, RoundLost)
+        for listener in listeners:
+            assert not isinstance(message, ChangeWanted)
             try:
-                callback(message)
+                listener(message)
             except Exception:  # the next messages matter more
-                _log.exception("a callback for a lost round failed")
+                _log.exception("a listener for news of the membership failed")
 
 
 def _apply(place: PlaceInRound, previous: PlaceInRound | None) -> None:
