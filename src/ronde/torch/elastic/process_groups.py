@@ -5,7 +5,7 @@
    process stands in its script.
 2. If all of them have a default group, or make one, they make it again, in the same way. With the backend "ronde", and
    with others that the program made with `enable_reconfigure`, survivors keep the object, which gets new members.
-   Otherwise they destroy it and make another one, by the variables of the round.
+   Otherwise they destroy it and make another one, at a store that rank 0 serves.
 3. A group that was made in the training function is destroyed when the function ends by a loss. The function makes it
    again.
 4. After a loss, all groups are aborted, so that operations that wait for another survivor end, too. Gloo ends
@@ -26,14 +26,29 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ronde.comm.world import local_size, rank, size
+from ronde.elastic.running import add_companion
 from ronde.engine import process
-from ronde.engine.objects import allgather_object
+from ronde.engine.objects import allgather_object, broadcast_object
+from ronde.environment import environment
 from ronde.errors import RondeError, UsageError
+from ronde.net.addresses import address_towards
 from ronde.process.membership_channel import membership
+from ronde.torch.elastic.losses import is_peer_loss
 
-__all__ = ["abort", "has_default_group", "in_training", "install", "leave", "meet"]
+__all__ = ["abort", "follow_worlds", "has_default_group", "leave", "meet"]
 
 _NAME = "ronde.elastic.process_group"
+_ARGUMENTS = [
+    "init_method",
+    "timeout",
+    "world_size",
+    "rank",
+    "store",
+    "group_name",
+    "pg_options",
+    "device_id",
+]
 _PLACE = ("rank", "world_size", "store", "init_method")  # arguments that follow from the round
 
 
@@ -62,35 +77,60 @@ class _OfProcess:
     """The default group of this process; one instance, below."""
 
     make: Callable[..., Any] | None = None  # PyTorch's init_process_group
-    request: _Request | None = None  # of the present default group, unless it was made in the training function
+    request: _Request | None = (
+        None  # of the present default group, unless it was made in the training function
+    )
     met: int = -1  # the last round to whose meeting this process came
     is_training: bool = False
-    sockets: dict[int, int] = field(default_factory=dict)  # of the groups: descriptors, with the inode of each
+    sockets: dict[int, int] = field(
+        default_factory=dict
+    )  # of the groups: descriptors, with the inode of each
 
 
 _own = _OfProcess()
 
 
-def install() -> None:
-    """Have `init_process_group` come to the meeting, in a worker whose agent may give it a place in another round."""
-    if _own.make is not None or membership() is None or not dist.is_available():
+class _Companion:
+    """What `ronde.elastic.run` calls."""
+
+    def means_loss(self, error: Exception) -> bool:
+        return is_peer_loss(error)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Have groups that the program makes within the block end with it."""
+        before, _own.is_training = _own.is_training, True
+        try:
+            yield
+        finally:
+            _own.is_training = before
+
+    def leave(self, is_loss: bool) -> None:
+        leave()
+
+    def join(self) -> None:
+        meet()
+
+
+_companion = _Companion()
+
+
+def follow_worlds() -> None:
+    """Have `ronde.elastic.run` end and make the groups, and `init_process_group` come to the meeting.
+
+    Does nothing without an agent that may give this worker a place in another round. A second call does nothing.
+    """
+    mine = membership()
+    if _own.make is not None or mine is None or not dist.is_available():
         return
+    add_companion(_companion)
+    mine.on_lost(lambda lost: abort())
     _own.make = dist.init_process_group
     init_process_group = _with_meeting(dist.init_process_group)
     new_group = _noting_sockets(dist.new_group)
     for module in (dist, distributed_c10d):
-        setattr(module, "init_process_group", init_process_group)
-        setattr(module, "new_group", new_group)
-
-
-@contextmanager
-def in_training() -> Iterator[None]:
-    """Have groups that the program makes within the block end with it, if an error does."""
-    _own.is_training, before = True, _own.is_training
-    try:
-        yield
-    finally:
-        _own.is_training = before
+        module.init_process_group = init_process_group
+        module.new_group = new_group
 
 
 def has_default_group() -> bool:
@@ -150,7 +190,7 @@ def meet(request: _Request | None = None) -> None:
         _reconfigure(mine.number, [handle for _, handle in facts], wanted)
     else:
         _destroy()
-        _make(wanted)
+        _make_at_new_store(wanted)
 
 
 def _supports_reconfigure() -> bool:
@@ -164,14 +204,15 @@ def _with_meeting(make: Callable[..., Any]) -> Callable[..., Any]:
             make(backend, *arguments, **named)  # raises
         process.init()
         mine = membership()
-        if _own.is_training or mine is None or _own.met == mine.number:
-            with _noted():
-                make(backend, *arguments, **named)
-            return
-        names = ("init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
-        given = {**dict(zip(names, arguments)), **named}
+        given = {**dict(zip(_ARGUMENTS, arguments)), **named}
         kept = {name: value for name, value in given.items() if name not in _PLACE}
-        meet(_Request(str(backend) if backend is not None else "", kept))
+        request = _Request("" if backend is None else str(backend), kept)
+        if not _own.is_training and mine is not None and _own.met != mine.number:
+            meet(request)
+        elif given.get("store") is None and given.get("init_method") in (None, "env://"):
+            _make_at_new_store(request)
+        else:
+            _make(_Request(request.backend, given))
 
     return init_process_group
 
@@ -180,6 +221,20 @@ def _make(request: _Request, **place: Any) -> None:
     assert _own.make is not None
     with _noted():
         _own.make(request.backend or None, **request.named, **place)
+
+
+def _make_at_new_store(request: _Request) -> None:
+    """Make a default group of all ranks, at a store that rank 0 serves from now on. All ranks call it."""
+    me, ranks = rank(), size()
+    store, address = None, ("", 0)
+    if me == 0:
+        host = "127.0.0.1" if local_size() == ranks else environment().get("MASTER_ADDR") or address_towards()
+        store = dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False)
+        address = host, store.port
+    host, port = broadcast_object(address, 0, f"{_NAME}.store")
+    if store is None:
+        store = dist.TCPStore(host, port, ranks, is_master=False, wait_for_workers=False)
+    _make(request, store=store, rank=me, world_size=ranks)
 
 
 def _make_lone(request: _Request) -> None:
@@ -208,7 +263,7 @@ def _reconfigure(number: int, handles: list[str], request: _Request) -> None:
             group.reconfigure_with(number, handles, timeout)
         else:
             given = {} if timeout is None else {"timeout": timeout}
-            getattr(distributed_c10d, "_reconfigure")(number, handles, group, **given).wait()
+            distributed_c10d._reconfigure(number, handles, group, **given).wait()
     # PyTorch's functions look up which ranks the default group has.
     distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(len(handles))}
 
@@ -265,6 +320,7 @@ def _shut_down_sockets() -> None:
 def _shut_down(fd: int) -> None:
     copied = socket.socket(fileno=os.dup(fd))
     try:
+        copied.getpeername()  # raises for a listening socket, which Gloo's thread could not bear to lose
         copied.shutdown(socket.SHUT_RDWR)
     finally:
         copied.close()

@@ -68,24 +68,26 @@ class TorchState(ObjectState):
         self._held: dict[str, Part] = {}
         held = {name: part for name, value in given.items() if (part := _part_of(name, value)) is not None}
         super().__init__(**{name: value for name, value in given.items() if name not in held})
-        self._held = held
         for name, part in held.items():
-            self._parts[name] = part
-            object.__setattr__(self, name, part.value)
-        self.save()
+            self.add_part(name, part)
+            setattr(self, name, part.value)
+        self._held = held
 
     def __setattr__(self, name: str, value: Any) -> None:
         held: dict[str, Part] = self.__dict__.get("_held", {})
         if name in held:
             part = _part_of(name, value)
             if part is None:
-                raise TypeError(f"state.{name} needs a state_dict and a load_state_dict, which {value!r} lacks")
+                raise TypeError(
+                    f"state.{name} needs a state_dict and a load_state_dict, which {value!r} lacks"
+                )
             part.save()
-            held[name] = self._parts[name] = part
+            held[name] = part
+            self.add_part(name, part)
         super().__setattr__(name, value)
 
     def commit(self) -> None:
-        """Commit, as `ronde.elastic.State.commit`; samplers exchange first which samples are processed."""
+        """Commit, as `ronde.elastic.State.commit`. Samplers exchange first which samples are processed."""
         self._exchange()
         super().commit()
 
