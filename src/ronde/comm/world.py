@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ronde import settings
-from ronde.comm.communicator import Communicator, abort_all
+from ronde.comm.communicator import Communicator, alive
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.comm.identity import Identity, MeetingPoint, identify, interpret_init_arguments
 from ronde.comm.meeting import Meeting, meet, surroundings
@@ -74,6 +74,7 @@ class _JobProcess:
         self.point: MeetingPoint | None = None
         self.epoch: Epoch | None = None  # the last one to which this process has come
         self.has_formed = False  # whether that has become a world
+        self.round = NO_ROUND  # in which it has met the others
         self.is_joining = False
         self.listens = False  # to the news of the membership
 
@@ -144,10 +145,11 @@ def _take_place() -> None:
         mine.listen(_hear_news)
     if mine.number == NO_ROUND:
         mine.announce_continues()
-    elif mine.newest == mine.number:
-        return
-    mine.await_place()
-    _forget_meeting()
+    if mine.number == NO_ROUND or mine.newest > mine.number:
+        mine.await_place()
+    if mine.number != _process.round:
+        _forget_meeting()
+        _process.round = mine.number
 
 
 def await_next_round(began_ns: int) -> bool:
@@ -163,7 +165,6 @@ def await_next_round(began_ns: int) -> bool:
         mine.await_place(timeout_ns=max(0, left_ns))
     except TimeoutError:
         return False
-    _forget_meeting()
     return True
 
 
@@ -188,7 +189,8 @@ def _hear_news(news: News) -> None:
     if mine is None or not mine.continues or not mine.over:
         return
     if isinstance(news, RoundLost):
-        abort_all(f"round {news.number} of the job is over: {news.reason}")
+        for communicator in list(alive):
+            communicator.abort(f"round {news.number} of the job is over: {news.reason}")
     if _process.is_joining and meeting is not None:
         meeting.store.close()
 

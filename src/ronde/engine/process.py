@@ -37,6 +37,7 @@ __all__ = [
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "init",
+    "init_again",
     "join",
     "place_of_root",
     "remove_process_set",
@@ -248,6 +249,7 @@ class _EngineProcess:
     engine: Engine | None = None
     sets: ProcessSets | None = None
     timeline: Timeline | None = None
+    asked: tuple[list[ProcessSet | Sequence[int]], dict[str, Any]] = ([], {})  # process sets, settings
     inherited: Engine | None = None  # in a forked child: the parent's engine, kept alive and never used
 
 
@@ -319,11 +321,30 @@ def _init(
             comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
             if not has_joined:
                 _start_all_engines(began_ns, sets, overrides)
+                _process.asked = [*sets], {**overrides}
             return
         except PeerError as error:
             if isinstance(error, TimeoutError) or not comm.await_next_round(began_ns):
                 raise
             _log.info("this process goes on to the next round: %s", error)
+
+
+def init_again() -> None:
+    """Join the world again after `shutdown`, or the first time, with the settings and process sets of the last `init`.
+
+    Does nothing if this process has joined. Process sets with ranks that the world does not have are left out.
+    """
+    if comm.has_joined():
+        return
+    sets, overrides = _process.asked
+    init(None, None, None, process_sets=None, **overrides)
+    _process.asked = sets, overrides
+    for each in sets:
+        wanted = each if isinstance(each, ProcessSet) else ProcessSet(each)
+        if max(wanted.ranks, default=0) < comm.size():
+            add_process_set(wanted)
+        else:
+            _log.warning("this world of %d ranks has no process set of ranks %s", comm.size(), wanted.ranks)
 
 
 def _start_all_engines(

@@ -273,7 +273,9 @@ class Membership:
             self._send(Continues())
 
     def announce_completed(self) -> None:
-        """Tell the agent that all ranks have finished."""
+        """Tell the agent that all ranks have finished. From now on this process need not survive."""
+        with self._changed:
+            self._continues = False
         self._send(Completed())
 
     def await_place(self, after: int | None = None, timeout_ns: int | None = None) -> PlaceInRound:
