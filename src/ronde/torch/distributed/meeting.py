@@ -48,7 +48,7 @@ _GRACE_NS = 2 * 10**9
 _NOTICE_NS = 10**10  # when a rank says for which one it waits
 _MOST_BYTES = 1 << 24  # of such a message: bounds the memory that a peer can make this rank allocate
 
-# By store and name of a group, the last epoch to which this process has come, and whether a group came of it: a group of
+# By store and name of a group, the last epoch to which this process has come, and whether a group came of it: one of
 # the same name may be made again at the same store.
 _last_epochs: dict[tuple[str, str], tuple[Epoch, bool]] = {}
 
