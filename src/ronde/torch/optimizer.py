@@ -105,10 +105,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     if isinstance(optimizer, _NamedParameters):
         raise ValueError("this optimizer is distributed already")
     has_others = ranks > 1 and is_member(process_set)
-    may_grow = membership() is not None  # from one rank to several, also
-    base: type = (
-        _DistributedAdasum if op == Adasum and (has_others or (may_grow and ranks == 1)) else _Distributed
-    )
+    may_grow = ranks == 1 and membership() is not None
+    base: type = _DistributedAdasum if op == Adasum and (has_others or may_grow) else _Distributed
     kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
     distributed: Any = kind.__new__(kind)
     # The new object shares all attributes: state, hooks, and options that the constructor would ask for again. Except a
@@ -116,21 +114,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
     if base is _DistributedAdasum:
         distributed._distribute(named_parameters, compression, backward_passes_per_step, process_set)
-        if _others_may_have_theirs():
-            number_alone(distributed)
-        else:
-            agree_on_parameters(distributed, _trained_parameters(distributed), process_set)
         return cast("_DistributedOptimizer", distributed)
     factor = gradient_predivide_factor
     call = Call(Allreduce, None, process_set, op, 1.0 / factor, factor, in_place=True)
     treatment = Treatment(call, compression, backward_passes_per_step, sparse_as_dense)
-    distributed._distribute(
-        named_parameters, treatment, groups if groups is not None else num_groups, symmetric_gradients
-    )
+    distributed._distribute(named_parameters, treatment, groups or num_groups, symmetric_gradients)
     if has_others:
         distributed._follow_gradients(is_alone=_others_may_have_theirs())
-    if process_set is None or process_set is global_process_set:
-        _living.add(distributed)
     return cast("_DistributedOptimizer", distributed)
 
 
@@ -190,6 +180,8 @@ class _Distributed(_NamedParameters):
         self._is_synchronized = False
         self._should_synchronize = True
         self._early_steps = 0  # in a row, each after fewer backward passes than expected
+        if treatment.call.process_set in (None, global_process_set):
+            _living.add(self)
 
     def _follow_gradients(self, is_alone: bool) -> None:
         """Reduce the gradients of all parameters that require one.
@@ -414,6 +406,10 @@ class _DistributedAdasum(_NamedParameters):
         self._passes = passes
         self._process_set = process_set
         self._memory: dict[int, Any] = {}  # by the parameter's identity: memory of its size
+        if _others_may_have_theirs():
+            number_alone(self)
+        else:
+            agree_on_parameters(self, _trained_parameters(self), process_set)
 
     @property
     def backward_passes_per_step(self) -> int:

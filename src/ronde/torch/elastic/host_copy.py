@@ -60,18 +60,17 @@ class HostCopy:
 
 
 class StateDictPart:
-    """The part of an elastic state that is one object's `state_dict()`."""
+    """The part of an elastic state that is one object's `state_dict()`.
+
+    `is_sharded`: whether this rank has a part of it only, as with FSDP2.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self._copy = HostCopy()
-
-    @property
-    def is_sharded(self) -> bool:
-        """Whether this rank has a part of the state only, as with FSDP2."""
         live: list[Any] = []
-        outline_of(self.value.state_dict(), live)
-        return any(_is_sharded(tensor) for tensor in live)
+        outline_of(value.state_dict(), live)
+        self.is_sharded = any(_is_sharded(tensor) for tensor in live)
 
     def save(self) -> None:
         """Copy the state to host memory."""
@@ -93,18 +92,20 @@ class StateDictPart:
         self.value.load_state_dict(_like(state, self._filled(outline, live)))
 
     def payload(self) -> Any:
-        """Return the last copy: its outline, and an array of bytes for each tensor, which shares its memory."""
+        """Return the last copy: its outline, and shape and bytes of each tensor, in an array that shares its memory."""
         self._copy.wait()
-        return self._copy.outline, [_bytes_of(tensor) for tensor in self._copy.tensors]
+        return self._copy.outline, [(tuple(each.shape), _bytes_of(each)) for each in self._copy.tensors]
 
     def load(self, payload: Any) -> None:
         """Take over another rank's copy, as this rank's copy and as live state."""
-        outline, arrays = payload
+        outline, received = payload
         slots: list[TensorSlot] = []
         fill(outline, slots.append)
         self._copy = HostCopy()
         self._copy.outline = outline
-        self._copy.tensors = [_tensor_of(slot, array) for slot, array in zip(slots, arrays)]
+        self._copy.tensors = [
+            _tensor_of(slot.dtype, shape, array) for slot, (shape, array) in zip(slots, received)
+        ]
         self.restore()
 
     def _filled(self, outline: Any, live: Sequence[Any]) -> Any:
@@ -198,8 +199,12 @@ def _host_memory(tensor: Any) -> Any:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
 
 
-@torch.no_grad()
 def _copy_all(into: Sequence[Any], tensors: Sequence[Any], is_blocking: bool) -> None:
+    with torch.no_grad():
+        _copy_without_graph(into, tensors, is_blocking)
+
+
+def _copy_without_graph(into: Sequence[Any], tensors: Sequence[Any], is_blocking: bool) -> None:
     there = [(one, other) for one, other in zip(into, tensors) if not one.is_cuda and not other.is_cuda]
     strided = [pair for pair in there if pair[0].layout is torch.strided and not pair[0].is_quantized]
     if strided:
@@ -221,9 +226,8 @@ def _bytes_of(tensor: Any) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def _tensor_of(slot: TensorSlot, received: Any) -> Any:
+def _tensor_of(dtype: Any, shape: Sequence[int], received: Any) -> Any:
     if isinstance(received, torch.Tensor):
         return received
     memory = np.array(received, np.uint8)  # a copy that can be written
-    flat = torch.from_numpy(memory).view(slot.dtype)
-    return flat.reshape(slot.shape)
+    return torch.from_numpy(memory).view(dtype).reshape(shape)

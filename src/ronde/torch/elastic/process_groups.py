@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -31,12 +32,19 @@ from ronde.elastic.running import add_companion
 from ronde.engine import process
 from ronde.engine.objects import allgather_object, broadcast_object
 from ronde.environment import environment
-from ronde.errors import RondeError, UsageError
+from ronde.errors import (
+    AbortedError,
+    PeerError,
+    PeerLostError,
+    RemoteError,
+    RondeError,
+    TimeoutError,
+    UsageError,
+)
 from ronde.net.addresses import address_towards
 from ronde.process.membership_channel import membership
-from ronde.torch.elastic.losses import is_peer_loss
 
-__all__ = ["abort", "follow_worlds", "has_default_group", "leave", "meet"]
+__all__ = ["abort", "follow_worlds", "has_default_group", "is_peer_loss", "leave", "meet"]
 
 _NAME = "ronde.elastic.process_group"
 _ARGUMENTS = [
@@ -335,3 +343,43 @@ def _open_sockets() -> dict[int, int]:
             if stat.S_ISSOCK(status.st_mode):
                 found[int(name)] = status.st_ino
     return found
+
+
+# Errors
+
+# PyTorch's C++ code turns errors into RuntimeErrors, so the text has to tell. The patterns are those of Ronde in DDP's
+# backward pass, of Gloo, of NCCL, and of PyTorch's store.
+_RONDE = "|".join(error.__name__ for error in (PeerLostError, AbortedError, RemoteError, TimeoutError))
+_LOSS = re.compile(
+    rf"\b({_RONDE}): "  # in a callback of DDP
+    r"|\bgloo\b.*(closed by peer|reset by peer|broken pipe|timed out|read error|write error|connection refused)"
+    r"|\bgloo\b.*\b(abort|closed)"
+    r"|application timeout caused pair closure"
+    r"|process group.*\babort|\bbackend\b.*\baborted"
+    r"|nccl.*(remote process exited|remote error|aborted|communicator was aborted|timed out)"
+    r"|tcpstore.*(reset by peer|broken pipe|connection refused|failed to recv|closed)"
+    r"|(failed to (recv|send)|recvvalue|sendbytes|recvbytes).*(peer|broken pipe|connection)",
+    re.IGNORECASE | re.DOTALL,
+)
+_OF_DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RuntimeError")
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Return whether an exception, or one that caused it, means that another rank was lost.
+
+    True for each PeerError, and for errors of torch.distributed with the words of a lost connection.
+    """
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        if isinstance(found, PeerError):
+            return True
+        if (
+            isinstance(found, RuntimeError)
+            and type(found).__name__ in _OF_DISTRIBUTED
+            and _LOSS.search(str(found))
+        ):
+            return True
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return False

@@ -25,7 +25,7 @@ from ronde.types import Max
 __all__ = ["ElasticSampler"]
 
 
-class ElasticSampler(Sampler[int]):
+class ElasticSampler(Sampler[int]):  # type: ignore[misc]  # PyTorch's class is Any here
     """Deals the samples of a dataset to the ranks, and after a change of the ranks those that are left of the epoch.
 
         sampler = hvd.elastic.ElasticSampler(dataset)
@@ -64,6 +64,8 @@ class ElasticSampler(Sampler[int]):
         self._order_of: tuple[int, int] | None = None  # the epoch and length of `_order`
         self._prefix = 0  # so many of the order were processed by all ranks at the last reset
         self._others: set[int] = set()  # further processed samples that this rank knows
+        self._recorded = 0  # so many of `indices`, from the first on, are processed
+        self._agreed = 0  # and so many on each rank
         self.reset()
 
     def __iter__(self) -> Iterator[int]:
@@ -108,7 +110,8 @@ class ElasticSampler(Sampler[int]):
         """The number of processed samples of this epoch, of all ranks, if they have recorded as many as this one."""
         if self._others or not self._is_in_turn:
             return len(self.processed_indices)
-        return min(self._prefix + self._recorded * self.num_replicas, len(self._order))
+        processed: int = min(self._prefix + self._recorded * self.num_replicas, len(self._order))
+        return processed
 
     @property
     def remaining_indices(self) -> list[int]:
@@ -147,8 +150,7 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * ranks if self.pad else left
         dealt = np.resize(self._remaining, self.total_size)  # from its beginning again
         self.indices: list[int] = dealt[self.rank :: ranks].tolist()
-        self._recorded = 0  # so many of `indices`, from the first on, are processed
-        self._agreed = 0  # and so many on each rank
+        self._recorded = self._agreed = 0
         self._is_in_turn = True  # whether nothing else is recorded since the last exchange
 
     def exchange(self, name: str = "sampler") -> None:
