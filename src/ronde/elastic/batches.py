@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ronde.comm import world as comm
 from ronde.elastic.exact_sums import exact_sum
-from ronde.elastic.goodput import Ledger
 from ronde.errors import UsageError
 
 __all__ = ["Batches", "Pieces", "Position", "Positions", "order_of_epoch", "share_of"]
@@ -67,7 +66,6 @@ class Batches:
         epochs: int,
         micro_batch: int | None,
         name: str,
-        ledger: Ledger,
     ) -> None:
         if global_batch < 1:
             raise UsageError(f"global_batch={global_batch} is invalid: expected 1 or more")
@@ -75,7 +73,7 @@ class Batches:
             raise UsageError(
                 f"micro_batch={micro_batch} is invalid: expected 1 to global_batch={global_batch}"
             )
-        self._positions, self._data, self._name, self._ledger = positions, data, name, ledger
+        self._positions, self._data, self._name = positions, data, name
         self._count = _length(data)
         self._batch, self._seed, self._epochs, self._micro = global_batch, seed, epochs, micro_batch
 
@@ -90,7 +88,6 @@ class Batches:
                 self._positions.live[self._name] = (
                     Position(position.epoch + 1) if is_last else Position(position.epoch, step + 1)
                 )
-                self._ledger.begin_step()
                 yield self._of_rank(order[step * self._batch : (step + 1) * self._batch])
             position = Position(position.epoch + 1)
 

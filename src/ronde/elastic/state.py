@@ -9,7 +9,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -77,7 +77,9 @@ class State:
         self._parts: dict[str, Part] = {}
         self._standing = Standing()
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._hosts_updated = False
+        self._hosts_updated = False  # a launcher has told this rank
+        self._is_agreed = False  # all ranks know that they change at the end of the step
+        self._is_in_step = False  # of `batches`
         self._positions = Positions()
         self.add_part("positions", self._positions)
 
@@ -107,12 +109,14 @@ class State:
     def check_host_updates(self) -> None:
         """Raise HostsUpdatedInterrupt, on all ranks, if the members of the job change; the state is committed before.
 
-        All ranks call it at the same place.
+        All ranks call it at the same place. In the body of a loop over `batches` it is raised when the step is done:
+        by the next `commit`, or when the loop asks for the next batch.
         """
-        if self._agree_on_change(self._standing.copied + 1):
-            self._copy(self._standing.copied + 1)
-            ledger.commit(time.monotonic_ns())
-            raise HostsUpdatedInterrupt
+        if not self._agree_on_change(self._standing.copied + 1):
+            return
+        self._is_agreed = True
+        if not self._is_in_step:
+            self.commit()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Call these functions, on the processes that stay, whenever the world has changed."""
@@ -151,7 +155,14 @@ class State:
         Raises:
             UsageError: an argument is invalid.
         """
-        return iter(Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name, ledger))
+        batches = Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name)
+        for batch in batches:
+            ledger.begin_step()
+            self._is_in_step = True
+            yield batch
+            self._is_in_step = False
+            if self._is_agreed:
+                self.commit()
 
     # What a state with other needs overrides
 
@@ -188,7 +199,7 @@ class State:
 
     def on_reset(self) -> None:
         """Run the callbacks after the world has changed, on a process that stays."""
-        self._hosts_updated = False
+        self._hosts_updated = self._is_agreed = self._is_in_step = False
         self.reset()
         for callback in self._reset_callbacks:
             callback()
@@ -260,7 +271,9 @@ class State:
 
     def _agree_on_change(self, number: int) -> bool:
         mine = membership()
-        wanted = self._hosts_updated or (mine is not None and mine.change_wanted is not None)
+        wanted = (
+            self._hosts_updated or self._is_agreed or (mine is not None and mine.change_wanted is not None)
+        )
         if comm.size() > 1:
             words = np.array([wanted, number, -number], np.int64)
             most = comm.world().allreduce(words, op=Max)
@@ -310,6 +323,12 @@ class ObjectState(State):
                 raise UsageError(f"a state has a method {name!r}: choose another name for the attribute")
             setattr(self, name, value)
         self.add_part("attributes", _Attributes(self, list(attributes)))
+
+    if TYPE_CHECKING:  # the attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 class _Attributes:

@@ -15,6 +15,7 @@ The worker's end is used from any thread; a daemon thread reads it. A forked chi
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import socket
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 MAX_BYTES = 1 << 16
+LOWEST_FD = 200  # of the worker's end
 VARIABLE = "_RONDE_MEMBERSHIP"
 ROUND = "RONDE_ROUND"
 NO_ROUND = -1
@@ -129,7 +131,8 @@ class MembershipChannel:
     """
 
     def __init__(self) -> None:
-        self._mine, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._theirs = _with_high_number(theirs)
         self._mine.setblocking(False)
         self.worker_fd = self._theirs.fileno()
         self.has_ended = False  # the worker's end is closed: the worker has ended, or replaced its program
@@ -178,6 +181,16 @@ class MembershipChannel:
         """Close both ends."""
         self._mine.close()
         self._theirs.close()
+
+
+def _with_high_number(low: socket.socket) -> socket.socket:
+    """Return the socket under a number at which the imports of a template have opened nothing (`launch/templates`)."""
+    try:
+        fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, LOWEST_FD)
+    except OSError:  # the limit of this process is lower
+        return low
+    low.close()
+    return socket.socket(fileno=fd)
 
 
 def _identify(fd: int) -> str:

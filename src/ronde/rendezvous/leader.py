@@ -12,7 +12,8 @@ Rules
 3. Late nodes wait. If there is room for them, the leader ends the round for them: at once if the next round is then
    full, or as large as the largest so far, else after the last call, while the others work on. It does not once a node
    has succeeded.
-4. A round that ends for a failed worker counts as a restart, any other end as a change. When a budget is spent, the
+4. A round that ends for a failed worker counts as a restart, any other end as a change, but for one that a node has
+   asked for. When a budget is spent, the
    next such end closes the job; late nodes then go on waiting.
 5. The death of a node that has succeeded is no loss. When all nodes have succeeded, the job is completed.
 6. A node is lost at once when the key that it holds is gone, and after `missing_heartbeats` heartbeats of silence
@@ -40,6 +41,7 @@ from ronde.rank_set import RankSet
 from ronde.rendezvous.failure_detectors import FailureDetector
 from ronde.rendezvous.liveness import LeftoverWorkers
 from ronde.rendezvous.membership import (
+    ChangeRequested,
     Failure,
     Node,
     NodesLost,
@@ -52,6 +54,7 @@ from ronde.rendezvous.quorum import Quorum
 from ronde.rendezvous.state import (
     PART_NODES,
     Cause,
+    ChangeRequest,
     FailureReport,
     Heartbeat,
     JobPhase,
@@ -225,6 +228,9 @@ class Leader:
             case SuccessReport(_, _, number):
                 if self._is_running(sender, number):
                     self._note_success(sender)
+            case ChangeRequest(_, _, number, reason):
+                if self._is_running(sender, number):
+                    self._end_round(now_ns, ChangeRequested(reason))
             case LeaveNotice(_, _, _, reason, ends_within_ns):
                 self.quorum.note_ended({sender})
                 self.departed.add(sender)
@@ -307,7 +313,7 @@ class Leader:
         gone = [node for node in nodes if node in self._detector.nodes]
         lost = [self._by_id[node] for node in gone if node in self._survivors and node not in self._succeeded]
         for each in lost if may_work else ():
-            if each.id not in self._applicants.ids:
+            if not self._applicants.has_no_workers(each.id):
                 self.leftover_workers.add_lost_node(each.id, self._detector.last_heartbeat_ns(each.id))
         for node in gone:
             self._detector.remove_node(node)
@@ -461,7 +467,7 @@ class Leader:
                 self._close_job(f"{failure.message} on {failure.host}", failure)
                 return
             state = replace(state, restarts=state.restarts + 1)
-        else:
+        elif not isinstance(cause, ChangeRequested):
             if 0 <= state.terms.max_changes <= state.changes:
                 assert isinstance(cause, NodesLost)
                 self._close_job(
@@ -526,6 +532,10 @@ class Applicants:
     def spares(self) -> tuple[str, ...]:
         """The ids of the applicants that may wait for a place without limit."""
         return tuple(self._nodes)[: self._rules.spares]
+
+    def has_no_workers(self, node: str) -> bool:
+        """Return whether this is an applicant whose workers have ended."""
+        return node in self._nodes and not self._nodes[node].has_workers
 
     def add_node(self, node: Node) -> None:
         """Add an applicant."""

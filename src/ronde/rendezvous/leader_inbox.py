@@ -30,13 +30,11 @@ from ronde.rendezvous.leader import Leader
 from ronde.rendezvous.membership import Node, Rules
 from ronde.rendezvous.state import (
     ALIVE,
-    FailureReport,
+    MESSAGES,
     Heartbeat,
     JobState,
     JoinRequest,
-    LeaveNotice,
     Message,
-    SuccessReport,
     alive_key,
     decode,
     heartbeat_key,
@@ -148,7 +146,7 @@ class LeaderInbox:
 
     def _handle_message(self, now_ns: int, value: bytes) -> None:
         try:
-            message: Message = decode(value, JoinRequest, FailureReport, SuccessReport, LeaveNotice)  # type: ignore[assignment]
+            message: Message = decode(value, *MESSAGES)
         except ProtocolError:
             return  # another version: the node will notice when it reads the state
         sender = message.node.id if isinstance(message, JoinRequest) else message.id

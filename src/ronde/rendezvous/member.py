@@ -48,6 +48,7 @@ from ronde.rendezvous.membership import (
 )
 from ronde.rendezvous.state import (
     Cause,
+    ChangeRequest,
     FailureReport,
     JobPhase,
     JobState,
@@ -174,7 +175,7 @@ class Member:
         self._phase = _MemberPhase.JOINING
         self._requested = None
         self._unanswered = None
-        self._is_left_working = False
+        self._is_left_working = node.has_workers
         self._deadline_ns = now_ns + self._rules.patience_ns(self._is_new)
         self._stuck_ns = now_ns + 2 * self._rules.silence_ns + STUCK_NS
         self._again_ns = now_ns + self._rules.silence_ns
@@ -189,6 +190,11 @@ class Member:
                 details=failure.details[-DETAILS_CHARACTERS:],
             )
             self._send_message(FailureReport(self._next_seq(), self._node.id, self._number, short))
+
+    def request_change(self, reason: str) -> None:
+        """Ask for the end of this round."""
+        if self._phase == _MemberPhase.WORKING and self._node and self._unanswered is None:
+            self._send_message(ChangeRequest(self._next_seq(), self._node.id, self._number, reason))
 
     def succeed(self) -> int:
         """Report that all workers have succeeded. Returns the number of the round."""
@@ -365,6 +371,9 @@ class Member:
                     return
                 self._begin_round(state, tuple(roster), ids.index(self._node.id))
                 return
+            self.cut_off("the others went on without this node")
+            if self._phase != _MemberPhase.JOINING:
+                return
         self._is_surplus = self._is_new and self._is_full(state) and not self._is_spare()
         self._request_place(state, state.number)
 
@@ -375,6 +384,7 @@ class Member:
     def _begin_round(self, state: JobState, roster: tuple[Node, ...], group_rank: int) -> None:
         self._number, self._roster_key, self._nodes = state.number, state.roster, roster
         began = Round(state.number, roster, group_rank, state.restarts, state.changes, state.job)
+        self._is_left_working = False
         self._notify(RoundBegan(began), _MemberPhase.WORKING)
 
     def _consider_working(self, state: JobState) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 __all__ = [
     "AllSucceeded",
     "Budget",
+    "ChangeRequested",
     "Ejected",
     "Failure",
     "JobClosed",
@@ -50,6 +51,7 @@ class Node:
         meeting: Where the agent listens, so that other nodes can find out whether it has ended, and can meet again
             there if they lose the store; empty if it does not listen. The rendezvous fills it in.
         host_id: Nodes with the same one count as one host; empty (default): each node counts as one.
+        has_workers: Workers of its last round run on, and will take part in the next one (false).
     """
 
     id: str
@@ -62,6 +64,7 @@ class Node:
     wish: int = -1
     meeting: str = ""
     host_id: str = ""
+    has_workers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,17 @@ class NodesWaiting:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRequested:
+    """A node has asked for another round: it has more workers to give, or its workers have left their world.
+
+    Attributes:
+        reason: Why, in one line.
+    """
+
+    reason: str
+
+
 # Events for the agent
 
 
@@ -274,7 +288,7 @@ class RoundEnded:
     """
 
     number: int
-    cause: WorkerFailed | NodesLost | NodesWaiting
+    cause: WorkerFailed | NodesLost | NodesWaiting | ChangeRequested
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ class Participant:
         """Ask for a place in the next round."""
         is_first = not self._liveness.id
         self._liveness.id = node.id
-        self._liveness.lease.begin_lease(now_ns)
+        if not node.has_workers:
+            self._liveness.lease.begin_lease(now_ns)
         self._member.join(now_ns, node, budget)
         if is_first:
             self._leader_detector.renew_leader(now_ns)
@@ -114,6 +115,11 @@ class Participant:
     def fail(self, failure: Failure) -> list[Effect]:
         """Report a failed worker of this node."""
         self._member.fail(failure)
+        return self._take_effects()
+
+    def request_change(self, reason: str) -> list[Effect]:
+        """Ask for the end of this round, without a failure."""
+        self._member.request_change(reason)
         return self._take_effects()
 
     def succeed(self, now_ns: int) -> list[Effect]:

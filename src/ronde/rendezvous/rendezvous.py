@@ -115,7 +115,8 @@ class Rendezvous(Protocol):
 
     All methods return at once, and answer by events; call them from one thread. Call `join` first; after `RoundBegan`,
     `fail` or `succeed`, each once at most, where `fail` may follow `succeed` and takes it back while the round lasts;
-    after `RoundEnded` or `Ejected`, `join` again; `close` last. While workers run, `RoundEnded`, `Ejected`, `JobClosed`
+    after `RoundEnded` or `Ejected`, `join` again; `close` last. Until `RoundBegan`, `join` may be called again with
+    another description of the node. While workers run, `RoundEnded`, `Ejected`, `JobClosed`
     or `RendezvousBroken` may arrive at any time: end the workers then. `JobClosed`, `RendezvousBroken` and
     `AllSucceeded` are last events, except that an `Ejected` after `RendezvousBroken` asks to kill workers that are
     still ending.
@@ -163,6 +164,18 @@ class Rendezvous(Protocol):
 
     def succeed(self) -> None:
         """Report that all workers of this node have succeeded; answered by `AllSucceeded`, or another round's end.
+
+        Raises:
+            Nothing.
+        """
+
+    def request_change(self, reason: str) -> None:
+        """End this round for all nodes without a failure; `RoundEnded` brings a `ChangeRequested`.
+
+        It counts neither as a restart nor as a change.
+
+        Args:
+            reason: Why, in one line.
 
         Raises:
             Nothing.

@@ -28,11 +28,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from ronde.errors import ProtocolError, VersionError
 from ronde.rendezvous.effects import Compare, Effect, FindChanges, Set, Values
-from ronde.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, Rules, WorkerFailed
+from ronde.rendezvous.membership import (
+    Budget,
+    ChangeRequested,
+    Failure,
+    Node,
+    NodesLost,
+    NodesWaiting,
+    Rules,
+    WorkerFailed,
+)
 from ronde.typed_json import TypedJson
 
 __all__ = [
@@ -41,8 +50,10 @@ __all__ = [
     "STATE",
     "Heartbeat",
     "Cause",
+    "ChangeRequest",
     "FailureReport",
     "JoinRequest",
+    "MESSAGES",
     "LeaveNotice",
     "Message",
     "JobPhase",
@@ -73,7 +84,7 @@ VERSION = 3  # of the encoding
 
 Value = TypeVar("Value")
 
-Cause = WorkerFailed | NodesLost | NodesWaiting
+Cause = WorkerFailed | NodesLost | NodesWaiting | ChangeRequested
 
 
 def alive_key(node: str) -> str:
@@ -186,7 +197,7 @@ class JobState:
     roster: RosterKey | None = None
     restarts: int = 0
     changes: int = 0
-    cause: WorkerFailed | NodesLost | NodesWaiting | None = None
+    cause: WorkerFailed | NodesLost | NodesWaiting | ChangeRequested | None = None
     largest: int = 0
     joined: int = 0
     waiting: int = 0
@@ -280,7 +291,18 @@ class LeaveNotice:
     ends_within_ns: int = 0
 
 
-Message = JoinRequest | FailureReport | SuccessReport | LeaveNotice
+@dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """The node asks for the end of this round, without a failure."""
+
+    seq: int
+    id: str
+    round: int
+    reason: str
+
+
+Message = JoinRequest | FailureReport | SuccessReport | LeaveNotice | ChangeRequest
+MESSAGES: tuple[type[Message], ...] = get_args(Message)
 
 
 @dataclass(frozen=True, slots=True)

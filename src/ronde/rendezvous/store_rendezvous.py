@@ -144,6 +144,9 @@ class StoreRendezvous:
     def fail(self, failure: Failure) -> None:
         self._news.put(lambda: self._participant.fail(failure))
 
+    def request_change(self, reason: str) -> None:
+        self._news.put(lambda: self._participant.request_change(reason))
+
     def succeed(self) -> None:
         self._news.put(lambda: self._participant.succeed(time.monotonic_ns()))
 

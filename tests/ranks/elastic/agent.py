@@ -92,6 +92,7 @@ class Agent:
     def __post_init__(self) -> None:
         self.workers: dict[int, Worker] = {}
         self.members: list[int] = []
+        self.has_completed = False
         self._round = -1
         self._key = JobKey.generate()
         self._store: StoreServer | None = None
@@ -166,6 +167,13 @@ class Agent:
             for key, _ in self._events.select(left):
                 self._serve(key.data, key.fileobj)
 
+    def wait(self, seconds: float) -> None:
+        """Serve the workers for a while."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for key, _ in self._events.select(left):
+                self._serve(key.data, key.fileobj)
+
     def of(self, worker: int) -> list[Any]:
         """Return what a worker has printed."""
         return [line.value for line in self.lines if line.worker == worker]
@@ -191,7 +199,9 @@ class Agent:
                 case Continues():
                     worker.continues = True
                 case Completed():
-                    worker.has_completed = True
+                    worker.has_completed = self.has_completed = True
+                case Awaits(-1) if self.has_completed:
+                    worker.process.kill()
                 case Awaits(-1) if worker.number not in self.members:
                     self.members.append(worker.number)
                     self._begin_round(f"worker {worker.number} has come", ())

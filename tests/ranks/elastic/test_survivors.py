@@ -1,0 +1,156 @@
+"""Real processes train, die and come: survivors keep their processes, and each sample counts once.
+
+The test plays their agent (`tests/ranks/elastic/agent.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ranks.elastic.agent import Agent
+
+TRAIN = str(Path(__file__).parent / "programs" / "train.py")
+STEPS = 100
+
+
+def training(size: int, replaces: bool = False, steps: int = STEPS, hold: Path = Path("/")) -> Agent:
+    """Return the agent of a training. `hold`: it waits in the middle until this file exists."""
+    variables = {"SAMPLES": str(12 * steps), "RONDE_LOG_LEVEL": "error", "HOLD": str(hold)}
+    return Agent([TRAIN], size, replaces, variables)
+
+
+def sizes(agent: Agent) -> dict[int, set[int]]:
+    """Return the sizes of the worlds in which each living worker has made a step."""
+    found: dict[int, set[int]] = {number: set() for number in agent.members}
+    for line in agent.lines:
+        if line.worker in found and "size" in line.value:
+            found[line.worker].add(line.value["size"])
+    return found
+
+
+def run_until_size(agent: Agent, size: int) -> None:
+    """Wait until all members train in a world of this size."""
+
+    def is_there() -> bool:
+        return len(agent.members) == size and all(size in each for each in sizes(agent).values())
+
+    agent.run(is_there)
+    assert agent.workers, "the training ended too early"
+
+
+def results(agent: Agent) -> list[dict[str, Any]]:
+    return [line.value for line in agent.lines if "done" in line.value]
+
+
+def check_results(agent: Agent) -> list[dict[str, Any]]:
+    """Check that all members have ended well, with the same state, in which each sample counts once."""
+    found = results(agent)
+    assert found
+    assert {tuple(each["counts"]) for each in found} == {(1.0,)}
+    assert len({each["weights"] for each in found}) == 1
+    assert all(agent.codes[number] == 0 for number in agent.members)
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    """The weights of a run in one process, without losses."""
+    with training(1) as agent:
+        agent.run()
+        [result] = check_results(agent)
+        weights: str = result["weights"]
+        return weights
+
+
+def test_survivors_go_on_with_the_bits_of_an_undisturbed_run(undisturbed: str, tmp_path: Path) -> None:
+    with training(3, hold=tmp_path / "on") as agent:
+        run_until_size(agent, 3)
+        agent.kill(1)
+        run_until_size(agent, 2)
+        agent.kill(0)
+        run_until_size(agent, 1)
+        (tmp_path / "on").touch()
+        agent.run()
+        [result] = check_results(agent)
+        assert result["weights"] == undisturbed
+        assert result["recoveries"] == 2
+        assert result["pid"] == agent.of(2)[0]["pid"], "the process has stayed"
+        assert result["lost"] <= 2, "at most the step of each loss"
+
+
+def test_new_ranks_get_the_state_and_no_step_is_lost(undisturbed: str, tmp_path: Path) -> None:
+    with training(1, hold=tmp_path / "on") as agent:
+        run_until_size(agent, 1)
+        agent.add(2)
+        run_until_size(agent, 3)
+        agent.remove(0)
+        run_until_size(agent, 2)
+        agent.kill(0)  # as its agent does
+        (tmp_path / "on").touch()
+        agent.run()
+        found = check_results(agent)
+        assert [each["weights"] for each in found] == [undisturbed] * 2
+        assert [each["lost"] for each in found] == [0, 0]
+
+
+def test_a_dead_rank_is_replaced(undisturbed: str, tmp_path: Path) -> None:
+    with training(2, replaces=True, hold=tmp_path / "on") as agent:
+        run_until_size(agent, 2)
+        agent.kill(0)
+        agent.run(lambda: agent.members == [1])
+        run_until_size(agent, 2)
+        (tmp_path / "on").touch()
+        agent.run()
+        assert {each["weights"] for each in check_results(agent)} == {undisturbed}
+
+
+def test_two_die_at_once(tmp_path: Path) -> None:
+    with training(4, hold=tmp_path / "on") as agent:
+        run_until_size(agent, 4)
+        agent.kill(3)
+        agent.kill(0)
+        run_until_size(agent, 2)
+        (tmp_path / "on").touch()
+        agent.run()
+        assert len(check_results(agent)) == 2
+
+
+@pytest.mark.slow
+def test_losses_and_returns_at_random_moments(undisturbed: str, tmp_path: Path) -> None:
+    """Ten losses and ten returns, also while others recover: the bits of an undisturbed run."""
+    chance = random.Random(7)
+    with training(3, replaces=True, hold=tmp_path / "on") as agent:
+        for _ in range(10):
+            agent.run(lambda: len(agent.members) == 3)
+            agent.wait(chance.choice((0.001, 0.02, 0.1)))
+            if chance.random() < 0.5:
+                run_until_size(agent, 3)
+            agent.kill(chance.choice(agent.members))
+            if chance.random() < 0.3:
+                agent.wait(chance.choice((0.001, 0.02)))
+                agent.kill(chance.choice(agent.members))
+            agent.run(lambda: len(agent.members) < 3)
+        run_until_size(agent, 3)
+        (tmp_path / "on").touch()
+        agent.run()
+        assert {each["weights"] for each in check_results(agent)} == {undisturbed}
+
+
+@pytest.mark.slow
+def test_memory_and_descriptors_are_flat_over_many_recoveries(tmp_path: Path) -> None:
+    """The first rank outlives a hundred others."""
+    with training(2, replaces=True, hold=tmp_path / "on") as agent:
+        before: dict[str, int] = {}
+        for count in range(25):
+            run_until_size(agent, 2)
+            agent.lines.clear()
+            agent.kill(agent.members[-1])
+            agent.run(lambda: any("size" in each for each in agent.of(0)))
+            after = agent.of(0)[-1]
+            if count == 4:
+                before = after
+        assert after["descriptors"] <= before["descriptors"] + 1
+        assert after["memory_kb"] <= before["memory_kb"] + 3000
