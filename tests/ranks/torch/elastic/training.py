@@ -57,7 +57,7 @@ def train(state: Any) -> None:
         model = torch.nn.parallel.DistributedDataParallel(network)
     say(size=hvd.size())
     while not state.is_done:
-        loader: Any = torch.utils.data.DataLoader(range(SAMPLES), BATCH, sampler=state.sampler)  # type: ignore[arg-type]
+        loader: Any = torch.utils.data.DataLoader(range(SAMPLES), BATCH, sampler=state.sampler)
         for number, chosen in enumerate(loader):
             optimizer.zero_grad()
             (model(inputs[chosen]) - answers[chosen]).pow(2).mean().backward()
