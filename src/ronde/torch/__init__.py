@@ -11,6 +11,9 @@ docs/from-horovod.md says what differs.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ronde.torch import mpi_ops
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.functions import (
@@ -23,6 +26,9 @@ from ronde.torch.mpi_ops import *  # noqa: F403
 from ronde.torch.optimizer import DistributedOptimizer
 from ronde.torch.sync_batch_norm import SyncBatchNorm
 
+if TYPE_CHECKING:
+    from ronde.torch import elastic
+
 __all__ = [
     "Compression",
     "Compressor",
@@ -32,5 +38,12 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "elastic",
 ]
 __all__ += mpi_ops.__all__
+
+
+def __getattr__(name: str) -> Any:
+    if name == "elastic":  # imported when it is first used, because it changes torch.distributed
+        return importlib.import_module("ronde.torch.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

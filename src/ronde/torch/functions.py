@@ -6,8 +6,8 @@ pickled, and travel only between processes that have proved that they know the j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from ronde.engine.objects import ObjectT
 from ronde.engine.process import ProcessSet, global_process_set
 from ronde.torch.handles import wait_all
 from ronde.torch.operations import broadcast_async_
+from ronde.torch.outline import fill, outline_of
 from ronde.torch.parameters import parameters_of
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -86,14 +87,14 @@ def broadcast_optimizer_state(
         _fill_gradients(optimizer, model)
     at_root = rank() == root_rank
     tensors: list[Any] = []
-    outline = _outline(optimizer.state_dict(), tensors) if at_root else None
+    outline = outline_of(optimizer.state_dict(), tensors) if at_root else None
     outline = broadcast_object(outline, root_rank, "optimizer state", process_set)
     if not at_root:
-        _fill(outline, lambda place: tensors.append(torch.empty(place.shape, dtype=place.dtype)))
+        fill(outline, lambda place: tensors.append(torch.empty(place.shape, dtype=place.dtype)))
     names = [f"optimizer state.{position}" for position in range(len(tensors))]
     wait_all([broadcast_async_(tensor, root_rank, name, process_set) for tensor, name in zip(tensors, names)])
     if not at_root:
-        optimizer.load_state_dict(_fill(outline, lambda place: tensors[place.position]))
+        optimizer.load_state_dict(fill(outline, lambda place: tensors[place.position]))
 
 
 def broadcast_object(
@@ -150,40 +151,3 @@ def _fill_gradients(optimizer: Any, model: Any) -> None:
             zeros = torch.zeros_like(parameter)
             is_sparse = isinstance(optimizer, torch.optim.SparseAdam) or id(parameter) in sparse
             parameter.grad = zeros.to_sparse(1) if is_sparse else zeros
-
-
-class _TensorSlot(NamedTuple):
-    """Stands for a tensor in the outline of a state."""
-
-    position: int
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-def _outline(value: Any, tensors: list[Any]) -> Any:
-    """Return nested lists and dicts with a slot for each tensor; append the tensors to the list."""
-    match value:
-        case torch.Tensor():
-            tensors.append(value)
-            return _TensorSlot(len(tensors) - 1, tuple(value.shape), value.dtype)
-        case dict():
-            return {key: _outline(each, tensors) for key, each in value.items()}
-        case list():
-            return [_outline(each, tensors) for each in value]
-        case tuple() if type(value) is tuple:
-            return tuple(_outline(each, tensors) for each in value)
-    return value
-
-
-def _fill(outline: Any, tensor_for: Callable[[_TensorSlot], Any]) -> Any:
-    """Return the outline with a tensor in each slot, in the order of `_outline`."""
-    match outline:
-        case _TensorSlot():
-            return tensor_for(outline)
-        case dict():
-            return {key: _fill(each, tensor_for) for key, each in outline.items()}
-        case list():
-            return [_fill(each, tensor_for) for each in outline]
-        case tuple() if type(outline) is tuple:
-            return tuple(_fill(each, tensor_for) for each in outline)
-    return outline

@@ -36,6 +36,7 @@ __all__ = [
     "Treatment",
     "make_buckets",
     "make_groups",
+    "private_places",
     "symmetric_places",
 ]
 
@@ -271,12 +272,21 @@ def symmetric_places(parameters: Sequence[Any]) -> list[GradientMemory | None]:
 
     All ranks call it with parameters of the same shapes and dtypes; otherwise it raises MismatchError.
     """
+    return _places(parameters, lambda nbytes: torch.from_numpy(world().empty(nbytes, np.uint8)))
+
+
+def private_places(parameters: Sequence[Any]) -> list[GradientMemory | None]:
+    """Return memory as `symmetric_places` does, that other processes do not share."""
+    return _places(parameters, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+
+
+def _places(parameters: Sequence[Any], memory_of: Callable[[int], Any]) -> list[GradientMemory | None]:
     offsets, end = [], 0
     for parameter in reversed(parameters):
         offsets.append(end)
         if _is_placeable(parameter):
             end += _padded(parameter.nbytes)
-    memory = torch.from_numpy(world().empty(end, np.uint8))
+    memory = memory_of(end)
     return [
         _place(parameter, memory, offset) if _is_placeable(parameter) else None
         for parameter, offset in zip(parameters, reversed(offsets))

@@ -10,6 +10,10 @@ step with its own gradients and state. Then the parameters become their old valu
 changes. Horovod does the same. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 Nothing is sent before `step`, so programs may clip, unscale or change gradients until then, and every optimizer works,
 also one with a closure. The ranks combine the changes of the first parameters while later ones are still computed.
+
+An optimizer outlives its world, in a process that outlives a round. It is then in the same state as that of a process
+that is new in the round and cannot ask the others when it makes its optimizer: gradients have private memory, in the
+same order and under the same names. The ranks agree on the parameters, and make symmetric memory, after the first step.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from ronde.engine.process import ProcessSet, global_process_set
+from ronde.process.membership_channel import membership
 from ronde.torch.call import Call, is_member, size_of
 from ronde.torch.compression import Compression, Compressor
 from ronde.torch.gradients import (
@@ -35,14 +40,23 @@ from ronde.torch.gradients import (
     Treatment,
     make_buckets,
     make_groups,
+    private_places,
     symmetric_places,
 )
 from ronde.torch.handles import Group, Handle, wait_all
-from ronde.torch.parameters import agree_on_parameters, names_of, parameters_of, tensor_name
+from ronde.torch.parameters import (
+    agree_on_parameters,
+    names_of,
+    number_alone,
+    parameters_of,
+    tensor_name,
+)
 from ronde.torch.tensors import start_dense
 from ronde.types import Adasum, Allreduce, Average, ReduceOp
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "follow_new_world"]
+
+_living: weakref.WeakSet[Any] = weakref.WeakSet()  # those that reduce gradients
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an instance of a class made for it
@@ -91,7 +105,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     if isinstance(optimizer, _NamedParameters):
         raise ValueError("this optimizer is distributed already")
     has_others = ranks > 1 and is_member(process_set)
-    base: type = _DistributedAdasum if op == Adasum and has_others else _Distributed
+    may_grow = ranks == 1 and membership() is not None
+    base: type = _DistributedAdasum if op == Adasum and (has_others or may_grow) else _Distributed
     kind: Any = type(optimizer.__class__.__name__, (base, optimizer.__class__), {})
     distributed: Any = kind.__new__(kind)
     # The new object shares all attributes: state, hooks, and options that the constructor would ask for again. Except a
@@ -99,15 +114,26 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; what it returns is an 
     distributed.__dict__.update({name: it for name, it in optimizer.__dict__.items() if name != "step"})
     if base is _DistributedAdasum:
         distributed._distribute(named_parameters, compression, backward_passes_per_step, process_set)
-        agree_on_parameters(distributed, _trained_parameters(distributed), process_set)
         return cast("_DistributedOptimizer", distributed)
     factor = gradient_predivide_factor
     call = Call(Allreduce, None, process_set, op, 1.0 / factor, factor, in_place=True)
     treatment = Treatment(call, compression, backward_passes_per_step, sparse_as_dense)
-    distributed._distribute(named_parameters, treatment, has_others)
+    distributed._distribute(named_parameters, treatment, groups or num_groups, symmetric_gradients)
     if has_others:
-        distributed._follow_gradients(groups if groups is not None else num_groups, symmetric_gradients)
+        distributed._follow_gradients(is_alone=_others_may_have_theirs())
     return cast("_DistributedOptimizer", distributed)
+
+
+def follow_new_world() -> None:
+    """Prepare all optimizers of this process for the world that it has joined now. Other ranks need not take part."""
+    for optimizer in list(_living):
+        optimizer._follow_new_world()
+
+
+def _others_may_have_theirs() -> bool:
+    """Return whether other ranks may have outlived an earlier round, with the optimizers that they made there."""
+    mine = membership()
+    return mine is not None and mine.number > 0
 
 
 def _check_passes(passes: int) -> None:
@@ -136,37 +162,85 @@ class _Distributed(_NamedParameters):
     """Reduces gradients."""
 
     def _distribute(
-        self, named_parameters: Iterable[tuple[str, Any]] | None, treatment: Treatment, has_others: bool
+        self,
+        named_parameters: Iterable[tuple[str, Any]] | None,
+        treatment: Treatment,
+        groups: int | Sequence[Sequence[Any]],
+        symmetric: bool,
     ) -> None:
         self._name_parameters(named_parameters)
         self._treatment = treatment
-        self._has_others = has_others  # whether other ranks take part
+        self._wanted_groups, self._wants_symmetric = groups, symmetric
+        self._has_others = False  # whether other ranks take part
+        self._is_alone = False  # whether the ranks have yet to agree on the parameters
+        self._hooks: list[Any] = []  # finalizers that remove a hook each
         self._gradients: list[Gradient] = []
         self._groups: list[GradientGroup] = []
         self._buckets: list[Bucket] = []
         self._is_synchronized = False
         self._should_synchronize = True
         self._early_steps = 0  # in a row, each after fewer backward passes than expected
+        if treatment.call.process_set in (None, global_process_set):
+            _living.add(self)
 
-    def _follow_gradients(self, groups: int | Sequence[Sequence[Any]], symmetric: bool) -> None:
-        """Reduce the gradients of all parameters that require one."""
+    def _follow_gradients(self, is_alone: bool) -> None:
+        """Reduce the gradients of all parameters that require one.
+
+        `is_alone`: the ranks agree later (`_agree`), because others are not in this call.
+        """
         followed = _trained_parameters(self)
-        treatment = self._treatment
         # If the order differs between ranks, names still match gradients, but symmetric memory needs one order.
+        is_one_order: bool | None = True
+        if is_alone:
+            number_alone(self)
+        else:
+            is_one_order = agree_on_parameters(self, followed, self._treatment.call.process_set)
+        self._has_others, self._is_alone = True, is_alone
+        self._follow(followed, bool(is_one_order))
+
+    def _follow(self, followed: Sequence[Any], is_one_order: bool) -> None:
+        treatment = self._treatment
         process_set = treatment.call.process_set
-        symmetric &= agree_on_parameters(self, followed, process_set)
-        places: list[GradientMemory | None] = [None] * len(followed)
+        places: Sequence[GradientMemory | None] = [None] * len(followed)
         is_of_all = process_set is None or process_set is global_process_set
-        if symmetric and is_of_all and treatment.compression is Compression.none:
-            places = symmetric_places(followed)
+        if self._wants_symmetric and is_one_order and is_of_all and treatment.compression is Compression.none:
+            places = (private_places if self._is_alone else symmetric_places)(followed)
         for parameter, place in zip(followed, places):
             self._add_gradient(parameter, place)
+        groups = self._wanted_groups
         self._groups = make_groups(self._gradients, list(parameters_of(self).values()), groups)
         self._buckets = make_buckets(
             [each for each in self._gradients if isinstance(each, SymmetricGradient) and each.group is None]
         )
         for gradient in self._gradients:
             self._register_hook(gradient)
+
+    def _stop_following(self) -> None:
+        """Forget all gradients, also those in flight, whose operations have ended."""
+        for hook in self._hooks:
+            hook()  # removes it
+        self._hooks, self._gradients, self._groups, self._buckets = [], [], [], []
+        self._treatment.begun.clear()
+        self._is_synchronized, self._has_others, self._is_alone = False, False, False
+
+    def _follow_new_world(self) -> None:
+        """Follow the gradients in the present world, as a new optimizer does in a process that is new in it."""
+        self._stop_following()
+        if size_of(None) > 1:
+            self._follow_gradients(is_alone=True)
+
+    def _agree(self) -> None:
+        """Agree with the other ranks on the parameters, and follow the gradients in memory that the ranks share.
+
+        All ranks call it at the end of the same step. If one has joined, they try again after the next one.
+        """
+        followed = _trained_parameters(self)
+        is_one_order = agree_on_parameters(self, followed, self._treatment.call.process_set)
+        if is_one_order is None:
+            return
+        self._stop_following()
+        self._has_others = True
+        self._follow(followed, is_one_order)
 
     def _add_gradient(self, parameter: Any, place: GradientMemory | None = None) -> Gradient:
         name = tensor_name(self, parameter)
@@ -179,7 +253,9 @@ class _Distributed(_NamedParameters):
 
     def _register_hook(self, gradient: Gradient) -> None:
         """Register the gradient's hook for the lifetime of this optimizer."""
-        weakref.finalize(self, gradient.register_hook().remove).atexit = False
+        finalizer = weakref.finalize(self, gradient.register_hook().remove)
+        finalizer.atexit = False
+        self._hooks.append(finalizer)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; all ranks must add the same. Their gradients are reduced too."""
@@ -242,6 +318,8 @@ class _Distributed(_NamedParameters):
             )
         finally:
             self._begin_step()
+        if self._is_alone:
+            self._agree()
         self._is_synchronized = True
 
     def _count_early_step(self) -> None:
@@ -328,6 +406,10 @@ class _DistributedAdasum(_NamedParameters):
         self._passes = passes
         self._process_set = process_set
         self._memory: dict[int, Any] = {}  # by the parameter's identity: memory of its size
+        if _others_may_have_theirs():
+            number_alone(self)
+        else:
+            agree_on_parameters(self, _trained_parameters(self), process_set)
 
     @property
     def backward_passes_per_step(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ronde.comm.world import size
 from ronde.engine import objects
 from ronde.engine.operations import allgather
 from ronde.engine.process import ProcessSet, global_process_set
@@ -23,6 +24,7 @@ from ronde.errors import MismatchError
 __all__ = [
     "agree_on_parameters",
     "names_of",
+    "number_alone",
     "parameters_of",
     "tensor_name",
 ]
@@ -87,6 +89,12 @@ def tensor_name(optimizer: Any, parameter: Any) -> str:
     return f"{name} of optimizer {number + 1}" if number else name
 
 
+def number_alone(optimizer: Any) -> None:
+    """Number the optimizer, without the other ranks, which number theirs alike if they have the same optimizers."""
+    optimizer._number = _free_number(optimizer._names)
+    _numbered.add(optimizer)
+
+
 # The check
 
 _NAME = "DistributedOptimizer.parameters"
@@ -97,11 +105,13 @@ _REMEDY = (
 )
 
 
-def agree_on_parameters(optimizer: Any, parameters: Sequence[Any], process_set: ProcessSet | None) -> bool:
+def agree_on_parameters(
+    optimizer: Any, parameters: Sequence[Any], process_set: ProcessSet | None
+) -> bool | None:
     """Number the optimizer; return whether its trained parameters have the same order on all ranks.
 
-    All ranks of the set call it. Raises MismatchError on all of them if a name, shape or dtype differs. The number is
-    the largest that a rank proposes.
+    All ranks of the set call it. If some have joined instead, the others get None. Raises MismatchError on all ranks if
+    a name, shape or dtype differs. The number is the largest that a rank proposes.
     """
     names = optimizer._names
     number = _free_number(names)
@@ -116,6 +126,8 @@ def agree_on_parameters(optimizer: Any, parameters: Sequence[Any], process_set: 
     ]
     row = np.frombuffer(b"".join(parts), np.uint8).reshape(1, 3, _DIGEST_BYTES)
     rows = np.asarray(allgather(row, name=f"{_NAME}.digest", process_set=process_set))
+    if len(rows) < _members_of(process_set):
+        return None
     if (rows[:, 1] == rows[0, 1]).all():
         optimizer._number = max(int.from_bytes(each.tobytes(), "little") for each in rows[:, 2])
         _numbered.add(optimizer)
@@ -125,6 +137,10 @@ def agree_on_parameters(optimizer: Any, parameters: Sequence[Any], process_set: 
     if process_set is not None and process_set is not global_process_set and process_set.ranks:
         numbers = process_set.ranks
     raise MismatchError(_difference(dict(zip(numbers, of_all))))
+
+
+def _members_of(process_set: ProcessSet | None) -> int:
+    return size() if process_set is None or process_set is global_process_set else process_set.size()
 
 
 def _digest(described: Sequence[tuple[str, str]]) -> bytes:

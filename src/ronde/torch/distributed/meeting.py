@@ -48,9 +48,9 @@ _GRACE_NS = 2 * 10**9
 _NOTICE_NS = 10**10  # when a rank says for which one it waits
 _MOST_BYTES = 1 << 24  # of such a message: bounds the memory that a peer can make this rank allocate
 
-# By the name of a group, the last epoch to which this process has come, and whether a group came of it: a group of the
-# same name may be made again at the same store.
-_last_epochs: dict[str, tuple[Epoch, bool]] = {}
+# By store and name of a group, the last epoch to which this process has come, and whether a group came of it: one of
+# the same name may be made again at the same store.
+_last_epochs: dict[tuple[str, str], tuple[Epoch, bool]] = {}
 
 
 def meet(
@@ -70,8 +70,9 @@ def meet(
     began_ns = time.monotonic_ns()
     last: Epoch | None = None
     has_formed = False
-    if name is not None:
-        last, has_formed = _last_epochs.get(name, (None, False))
+    place = None if name is None else (str(getattr(store, "address", "")), name)
+    if place is not None:
+        last, has_formed = _last_epochs.get(place, (None, False))
     while True:
         attempt = WorldAttempt(
             store, rank, size, began_ns, deadline_ns, last, has_formed=has_formed, call=call
@@ -80,16 +81,16 @@ def meet(
         try:
             made = make(attempt)
         except BaseException as error:
-            if name is not None:
-                _last_epochs[name] = last, False
+            if place is not None:
+                _last_epochs[place] = last, False
             cause = attempt.end(error)
             if isinstance(cause, EpochOverError):
                 continue
             if cause is error:
                 raise
             raise cause from None
-        if name is not None:
-            _last_epochs[name] = last, True
+        if place is not None:
+            _last_epochs[place] = last, True
         if rank == 0:
             with suppress(RondeError):  # all members have what they need of the store
                 attempt.delete_earlier_epochs()

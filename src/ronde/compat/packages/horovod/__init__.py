@@ -17,12 +17,10 @@ from typing import Any, NoReturn
 __version__ = "0.28.1"  # the Horovod whose names these are, for scripts that check it
 
 
-_ELASTIC = (
-    "there is no elastic state: save and load ronde.Checkpoints; all workers start again after a change"
-)
 _LAUNCH = "call horovod.run(fn, args, np=...), or start a script by ronde run --horovod"
 _INSTEAD = {  # by the name that Ronde lacks: what to use; it also counts for all names below
-    "horovod.common.elastic": _ELASTIC,
+    "horovod.common.elastic.notification_manager": "the agent of ronde run tells its workers of changes",
+    "horovod.common.elastic.run_fn": "decorate the training function with horovod.torch.elastic.run",
     "horovod.ray.BaseHorovodWorker": "give RayExecutor.start an executable_cls",
     "horovod.ray.elastic.TestDiscovery": "use Ray's own test clusters (ray.cluster_utils)",
     "horovod.ray.elastic_v2.ElasticAdapter": "use horovod.ray.RayExecutor with min_workers",
@@ -44,7 +42,8 @@ _INSTEAD = {  # by the name that Ronde lacks: what to use; it also counts for al
         "train the module by horovod.spark.torch.TorchEstimator, or call a function with a Lightning Trainer by "
         "horovod.spark.run"
     ),
-    "horovod.torch.elastic": _ELASTIC,
+    "horovod.torch.elastic.state.get_handler_registry": "give the state objects with state_dict and load_state_dict",
+    "horovod.torch.elastic.state.set_handler_registry": "give the state objects with state_dict and load_state_dict",
 }
 
 

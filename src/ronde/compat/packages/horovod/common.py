@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from ronde.comm import world
+from ronde.elastic import HostsUpdatedInterrupt, ObjectState, State  # noqa: F401 - for add_modules
 from ronde.engine import process
 from ronde.engine.process import ProcessSet, add_process_set, global_process_set, remove_process_set
 from ronde.environment import environment, set_variable
@@ -33,17 +34,6 @@ __all__ = [
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
 
 T = TypeVar("T")
-
-
-class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts have come or gone, and training goes on with its present state. Programs catch it; Ronde never raises it.
-
-    `skip_sync`: the state is the same on all ranks, so no rank has to send it.
-    """
-
-    def __init__(self, skip_sync: bool = False) -> None:
-        super().__init__(skip_sync)
-        self.skip_sync = skip_sync
 
 
 class HorovodVersionMismatchError(ImportError):
@@ -199,6 +189,7 @@ class HorovodBasics:
 add_modules(
     __name__,
     basics=["HorovodBasics"],
+    elastic=["HostsUpdatedInterrupt", "ObjectState", "State"],
     exceptions=["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"],
     process_sets=["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"],
     util=[

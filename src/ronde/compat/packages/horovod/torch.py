@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 from ronde import torch as _ours
 from ronde.torch import *  # noqa: F403
 from ronde.torch.compression import FP16Compressor, NoneCompressor  # noqa: F401 - for add_modules
+from ronde.torch.elastic import sampler as _sampler
+from ronde.torch.elastic import state as _state
 
 from . import add_modules, missing
 from .common import check_extension
@@ -26,3 +29,9 @@ add_modules(
     optimizer=_ours.__all__,
     sync_batch_norm=_ours.__all__,
 )
+
+elastic = _ours.elastic
+# For `import horovod.torch.elastic`; its modules have Horovod's names already.
+sys.modules[f"{__name__}.elastic"] = elastic
+sys.modules[f"{__name__}.elastic.sampler"] = _sampler
+sys.modules[f"{__name__}.elastic.state"] = _state
