@@ -27,12 +27,14 @@ __all__ = [
 
 
 class HalvedShard(Shard):
-    """A shard that can be made of two or more others."""
+    """A shard that can be made of two or more others. Without a number of shares, the ranks share the values."""
+
+    share, num_shares = 0, 0
 
     def load_shards(self, payloads: list[Any]) -> None:
         everything = np.concatenate([each["values"] for each in payloads])
-        world = ronde.world()
-        self.load({"values": np.array_split(everything, world.size)[world.rank]})
+        shares = np.array_split(everything, self.num_shares or ronde.size())
+        self.load({"values": shares[self.share if self.num_shares else ronde.rank()]})
 
 
 def _parts(has_shard: bool, kind: type[Shard] = Shard) -> dict[str, Arrays]:
