@@ -82,8 +82,7 @@ class Neighbours:
         for part in parts.values():
             part.save()
         message = self._copies.begin(world.rank, _content_of(commit, parts))
-        holder = holders(_hosts_of(world))[world.rank]
-        self._copies.receive(messages_in(_exchange(world, {holder: message} if holder >= 0 else {})))
+        self._copies.receive(messages_in(_exchange_with_holders(world, message)))
 
     def accept(self, size: int) -> None:
         """Forget the commit before, because all ranks, `size` in number, have secured the new one. Raises no error."""
@@ -132,13 +131,21 @@ class Neighbours:
             self._reshard(commit, parts, num_shards, world)
         self._num_shards = world.size
 
-    def copies_for_others(self, commit: int) -> dict[int, dict[str, object]]:
-        """Return the payloads of other ranks' shards that are here, by rank and part. Raises no error."""
-        return {
-            shard: _payloads_in(self._copies.content(shard, commit))
-            for shard, of_commit in self._copies.inventory().items()
-            if of_commit == commit and shard != self._copies.shard
-        }
+    def adopt(self, commit: int, parts: Mapping[str, Part], world: Communicator) -> None:
+        """Take the last copies of the parts as the state of a commit, and give them to holders. All ranks call it.
+
+        The copies of earlier commits are dropped. Raises PeerError.
+        """
+        fresh = ShardCopies()
+        message = fresh.begin(world.rank, _content_of(commit, parts))
+        fresh.receive(messages_in(_exchange_with_holders(world, message)))
+        world.barrier()
+        fresh.accept()
+        self._copies, self._num_shards = fresh, world.size
+
+    def known_shards(self, commit: int) -> dict[int, dict[str, object]]:
+        """Return the payloads of all shards of a commit that are here, by rank and part. Raises no error."""
+        return {shard: _payloads_in(content) for shard, content in self._copies.known(commit).items()}
 
     def _take_shard(self, parts: Mapping[str, Part], world: Communicator) -> None:
         if self._copies.shard != world.rank:
@@ -154,17 +161,16 @@ class Neighbours:
         for name, part in parts.items():
             assert isinstance(part, ReshardablePart)
             part.load_shards([each[name] for each in found])
-        renewed = ShardCopies()
-        message = renewed.begin(world.rank, _content_of(commit, parts))
-        holder = holders(_hosts_of(world))[world.rank]
-        renewed.receive(messages_in(_exchange(world, {holder: message} if holder >= 0 else {})))
-        world.barrier()
-        renewed.accept()
-        self._copies = renewed
+        self.adopt(commit, parts, world)
 
 
 def _hosts_of(world: Communicator) -> list[str]:
     return [str(host) for host in world.topology.host_of]
+
+
+def _exchange_with_holders(world: Communicator, message: Buffers) -> memoryview:
+    holder = holders(_hosts_of(world))[world.rank]
+    return _exchange(world, {holder: message} if holder >= 0 else {})
 
 
 def _exchange(world: Communicator, messages: Mapping[int, Buffers]) -> memoryview:

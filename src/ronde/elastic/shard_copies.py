@@ -249,6 +249,14 @@ class ShardCopies:
             found[self.shard] = max(self.own.commit, found.get(self.shard, -1))
         return found
 
+    def known(self, commit: int) -> dict[int, ShardContent]:
+        """Return the shards of a commit that are here, also of the one before the last while both are kept."""
+        found = {shard: content for shard, content in self._held.items() if content.commit == commit}
+        for content in (self._previous, self.own):
+            if content is not None and content.commit == commit:
+                found[self.shard] = content
+        return found
+
     def content(self, shard: int, commit: int) -> ShardContent:
         """Return a shard of the inventory."""
         if shard == self.shard and self.own is not None and self.own.commit == commit:

@@ -46,7 +46,7 @@ _SECURE_AFTER_S = 1.0  # a job that waits this long for workers may end
 _TURN_S = 10.0
 
 Load = Callable[[], None]
-Copies = Callable[[], Mapping[int, Mapping[str, object]]]
+Shards = Callable[[], Mapping[int, Mapping[str, object]]]
 
 
 class Snapshots:
@@ -141,7 +141,7 @@ class Snapshots:
     # The end of a job
 
     @contextlib.contextmanager
-    def securing(self, commit: int, parts: Mapping[str, Part], copies: Copies = dict) -> Iterator[None]:
+    def securing(self, commit: int, parts: Mapping[str, Part], shards: Shards = dict) -> Iterator[None]:
         """Write the last commit if the block, in which the job waits for workers, takes longer than a second.
 
         The job may end then. Every survivor calls it; one of them writes the parts that are the same on all ranks. An
@@ -150,13 +150,13 @@ class Snapshots:
         Args:
             commit: the number of the last commit; -1 if there is none.
             parts: as for `after_save`.
-            copies: returns the payloads of other ranks' shards of that commit that this process has, by shard and name.
+            shards: returns the payloads of all shards of that commit that this process has, by rank and part.
         """
         is_over = threading.Event()
 
         def secure() -> None:
             if not is_over.wait(_SECURE_AFTER_S):
-                self._write_last(commit, parts, copies)
+                self._write_last(commit, parts, shards)
 
         thread = threading.Thread(target=secure, name="ronde-last-commit", daemon=True)
         thread.start()
@@ -165,7 +165,7 @@ class Snapshots:
         except Exception as error:
             is_over.set()
             thread.join()
-            self._write_last(commit, parts, copies)
+            self._write_last(commit, parts, shards)
             error.add_note(self.how_to_resume())
             raise
         finally:
@@ -185,24 +185,23 @@ class Snapshots:
             "there."
         )
 
-    def _write_last(self, commit: int, parts: Mapping[str, Part], copies: Copies) -> None:
+    def _write_last(self, commit: int, parts: Mapping[str, Part], shards: Shards) -> None:
         self.flush()
         if commit < 0:
             return
         try:
             with _turn(self.folder):
-                self._write(commit, self._missing_files(commit, parts, copies()))
+                self._write(commit, self._missing_files(commit, parts, shards()))
                 self.flush()
         except Exception as error:
             _log.warning("the last commit, %d, cannot be written to %s: %s", commit, self.folder, error)
 
     def _missing_files(
-        self, commit: int, parts: Mapping[str, Part], copies: Mapping[int, Mapping[str, object]]
+        self, commit: int, parts: Mapping[str, Part], shards: Mapping[int, Mapping[str, object]]
     ) -> list[SnapshotFile]:
         """Return the files of a commit that nobody has written and this process can write."""
-        rank, size = self._place
-        shards = _shards_in(parts)
-        num_shards = size if shards else 0
+        _, size = self._place
+        num_shards = size if _shards_in(parts) else 0
         there = next(
             (
                 each
@@ -211,10 +210,9 @@ class Snapshots:
             ),
             SnapshotSet(0, commit, num_shards),
         )
-        known = {**copies, rank: _payloads(shards)} if shards else {}
         files = [
             SnapshotFile(shard_name(shard, size), commit, payloads)
-            for shard, payloads in known.items()
+            for shard, payloads in shards.items()
             if shard not in there.shards
         ]
         if there.whole is None:

@@ -61,4 +61,4 @@ def survive(size: int, lost: tuple[int, ...], order: tuple[int, ...], phase: str
         neighbours.settle(3, {"shard": shard}, new)
     except (ShardsLostError, ronde.UsageError) as error:
         return str(error)
-    return shard.live["values"].tolist(), sorted(neighbours.copies_for_others(3))
+    return shard.live["values"].tolist(), sorted(set(neighbours.known_shards(3)) - {new.rank})

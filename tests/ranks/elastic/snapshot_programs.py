@@ -125,9 +125,11 @@ def secure(folder: Path, lost: int) -> str:
     everyone = world.allgather(parts["rows"].copy["values"][None])
     if world.rank == lost:
         return ""
-    copies = {lost: {"rows": {"values": everyone[lost]}}} if world.rank == (lost + 1) % world.size else {}
+    known = {world.rank: {"rows": {"values": everyone[world.rank]}}}
+    if world.rank == (lost + 1) % world.size:
+        known[lost] = {"rows": {"values": everyone[lost]}}
     try:
-        with snapshots.securing(3, parts, lambda: copies):
+        with snapshots.securing(3, parts, lambda: known):
             raise ronde.PeerLostError("too few workers are left")
     except ronde.PeerLostError as error:
         return " ".join([str(error), *error.__notes__])
