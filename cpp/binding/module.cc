@@ -358,4 +358,5 @@ NB_MODULE(_native, module) {
   ronde::bind_timeline(module);
   ronde::bind_engine(module);
   ronde::bind_mailbox(module);
+  ronde::bind_words(module);
 }

@@ -22,6 +22,7 @@ namespace ronde::RONDE_ISA {
 extern const AdasumKernels kAdasumKernels;
 extern const CenterKernels kCenterKernels;
 extern const ScaleKernels kScaleKernels;
+extern const WordKernels kWordKernels;
 
 namespace {
 
@@ -375,6 +376,7 @@ constexpr Kernels make_kernels(const char* instruction_set) {
   kernels.adasum = &kAdasumKernels;
   kernels.centers = &kCenterKernels;
   kernels.scale = &kScaleKernels;
+  kernels.words = &kWordKernels;
   set_bool(kernels);
   set_integer<uint8_t>(kernels, DType::kUint8);
   set_integer<uint16_t>(kernels, DType::kUint16);

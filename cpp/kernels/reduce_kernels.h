@@ -1,5 +1,5 @@
-// Private to reduce.cc, nearest_centers.cc, kernels/scale.cc, the *_kernels.cc and their tests: the kernels of one
-// instruction set.
+// Private to reduce.cc, nearest_centers.cc, kernels/scale.cc, word_batch.cc, the *_kernels.cc and their tests: the
+// kernels of one instruction set.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 
 #include "base/types.h"
 #include "kernels/nearest_centers.h"
+#include "kernels/word_batch.h"
 
 namespace ronde {
 
@@ -48,6 +49,7 @@ struct Kernels {
   const AdasumKernels* adasum;
   const CenterKernels* centers;
   const ScaleKernels* scale;
+  const WordKernels* words;
   Kernel table[kDTypeCount][kReduceOpCount];  // nullptr: the operation is undefined for the dtype
   // For 16-bit floats, by their type: to a result of float32, and from sources of float32.
   Kernel widening[kDTypeCount][kReduceOpCount];

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ronde.ml.linear.logistic_regression import LogisticRegression
     from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.saving import load
+    from ronde.ml.words.word2vec import Word2Vec
 
 __all__ = [
     "ElasticNet",
@@ -36,10 +37,12 @@ __all__ = [
     "MiniBatchKMeans",
     "Perceptron",
     "Ridge",
+    "Word2Vec",
     "load",
 ]
 
-# The estimators and where they are. Files of saved estimators may name these classes and no others.
+# The estimators of rows and where they are. Files of saved estimators may name these classes, those of
+# `TEXT_ESTIMATORS`, and no others.
 ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
     "KMeans": "ronde.ml.clustering.kmeans",
@@ -52,8 +55,11 @@ ESTIMATORS = {
     "Ridge": "ronde.ml.linear.least_squares",
 }
 
+TEXT_ESTIMATORS = {"Word2Vec": "ronde.ml.words.word2vec"}  # whose X are sentences
+
 _LAZY = {
     **ESTIMATORS,
+    **TEXT_ESTIMATORS,
     "History": "ronde.ml.history",
     "load": "ronde.ml.saving",
 }
