@@ -107,6 +107,7 @@ class _Run:
                 with ExitStack() as stack:
                     for each in _companions:
                         stack.enter_context(each.training())
+                    stack.enter_context(self._state.safeguards.training())
                     result = self._train()
                 self._state.finish()
             except HostsUpdatedInterrupt as interrupt:
@@ -138,7 +139,8 @@ class _Run:
         if self._membership is None:
             return
         process.shutdown()
-        self._membership.await_place()
+        with self._state.safeguards.awaiting(self._state.commit_number):
+            self._membership.await_place()
 
     def _join(self) -> None:
         """Join the world of the newest round, unless this process has."""

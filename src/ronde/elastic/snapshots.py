@@ -68,6 +68,7 @@ class Snapshots:
         self.folder = Path(folder).absolute()
         self._every, self._keep = every, keep
         self._writer: _SnapshotThread | None = None
+        self._beginning = threading.Lock()
         self._place = (0, 1)  # rank and size of the world that has made the commit
         self._on_disk = (
             -1
@@ -156,7 +157,7 @@ class Snapshots:
 
         def secure() -> None:
             if not is_over.wait(_SECURE_AFTER_S):
-                self._write_last(commit, parts, shards)
+                self._write_last(commit, parts, shards, is_over)
 
         thread = threading.Thread(target=secure, name="ronde-last-commit", daemon=True)
         thread.start()
@@ -169,8 +170,8 @@ class Snapshots:
             error.add_note(self.how_to_resume())
             raise
         finally:
-            is_over.set()
-            thread.join()  # it reads the memory of the commit
+            with self._beginning:  # now the thread has begun to write, so that `before_save` works, or never will
+                is_over.set()
 
     def how_to_resume(self) -> str:
         """Return a sentence for the error that ends the job. Raises no error."""
@@ -185,13 +186,19 @@ class Snapshots:
             "there."
         )
 
-    def _write_last(self, commit: int, parts: Mapping[str, Part], shards: Shards) -> None:
+    def _write_last(
+        self, commit: int, parts: Mapping[str, Part], shards: Shards, is_over: threading.Event | None = None
+    ) -> None:
+        """Write what is missing of a commit, unless `is_over` is set before that begins."""
         self.flush()
         if commit < 0:
             return
         try:
             with _turn(self.folder):
-                self._write(commit, self._missing_files(commit, parts, shards()))
+                with self._beginning:
+                    if is_over is not None and is_over.is_set():
+                        return
+                    self._write(commit, self._missing_files(commit, parts, shards()))
                 self.flush()
         except Exception as error:
             _log.warning("the last commit, %d, cannot be written to %s: %s", commit, self.folder, error)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 __all__ = ["Part", "ReshardablePart"]
 
 
 class Part(Protocol):
-    """A part of a state: a model, an optimizer, or the attributes of an object.
+    """One part of a state, such as a model. It has a *copy*, in host memory, of what it was at the last `save`.
 
-    `is_sharded`: whether each rank has another share of it. Otherwise it is the same on all ranks after each commit.
+    `is_sharded`: each rank has another part of the whole, so that a lost rank takes its part with it.
     """
 
     is_sharded: bool
 
     def save(self) -> None:
-        """Copy the live state into host memory, which later calls use again."""
+        """Copy the live state, over the last copy."""
 
     def restore(self) -> None:
-        """Make what the last `save` has copied the live state."""
+        """Make the live state that of the copy. Does nothing without a copy."""
 
     def payload(self) -> object:
-        """Return the last copy, from which another process can `load`. It is valid until the next `save`."""
+        """Return what a new process needs of the copy; pickle can copy it."""
 
-    def load(self, payload: object) -> None:
-        """Take the payload of another process as the last copy, and as the live state."""
+    def load(self, payload: Any) -> None:
+        """Take a payload as the copy, and as the live state."""
 
 
 @runtime_checkable
