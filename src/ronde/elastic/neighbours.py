@@ -25,7 +25,7 @@ from ronde.elastic.shard_copies import (
     plan_moves,
 )
 from ronde.elastic.state_parts import Part, ReshardablePart
-from ronde.errors import PeerLostError, UsageError
+from ronde.errors import CollectiveError, UsageError
 from ronde.typed_json import Natural, TypedJson
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ _PARTS: TypedJson[tuple[tuple[str, str, Natural], ...]] = TypedJson(
 Buffers = Sequence[bytes | memoryview]
 
 
-class ShardsLostError(PeerLostError):
-    """Ranks were lost together with the copies of their shards.
+class ShardsLostError(CollectiveError):
+    """Ranks were lost together with the copies of their shards, so survivors cannot go on.
 
     Attributes:
         shards: The ranks, in the world that made the last commit.
     """
 
     def __init__(self, message: str, shards: tuple[int, ...] = ()) -> None:
-        super().__init__(message, shards[0] if shards else -1)
+        super().__init__(message)
         self.shards = shards
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -100,10 +100,15 @@ class _Run:
     def run(self) -> Any:
         if self._membership is not None:
             self._membership.announce_continues()
+        with self._state.safeguards.surviving():
+            return self._train_until_done()
+
+    def _train_until_done(self) -> Any:
         while True:
             try:
                 self._join()
-                self._begin()
+                with self._state.safeguards.changing():
+                    self._begin()
                 with ExitStack() as stack:
                     for each in _companions:
                         stack.enter_context(each.training())
@@ -139,7 +144,7 @@ class _Run:
         if self._membership is None:
             return
         process.shutdown()
-        with self._state.safeguards.awaiting(self._state.commit_number):
+        with self._state.safeguards.awaiting():
             self._membership.await_place()
 
     def _join(self) -> None:

@@ -13,11 +13,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from ronde.comm import world as comm
+from ronde.elastic.last_words import LastWords
 from ronde.elastic.neighbours import Neighbours, ShardsLostError
 
 if TYPE_CHECKING:
@@ -30,14 +31,32 @@ __all__ = ["Safeguards", "describe_process"]
 
 
 class Safeguards:
-    """The safeguards of one state. `parts`: of the state, by name; more may be added until it is first used."""
+    """The safeguards of one state.
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
-        self._parts = parts
+    `parts`: of the state, by name; more may be added until it is first used. `last_commit`: returns the number of the
+    commit whose copy is complete, -1 if there is none.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], last_commit: Callable[[], int]) -> None:
+        self._parts, self._last_commit = parts, last_commit
         self._neighbours = Neighbours()
         self.snapshots: Snapshots | None = None
         self.check: StateCheck | None = None
         self.watch: StepWatch | None = None
+        self._last_words = LastWords(self._write_last_commit)
+
+    def surviving(self) -> AbstractContextManager[None]:
+        """The context of a whole elastic run: a process that is told to end writes its last commit first."""
+        return nullcontext() if self.snapshots is None else self._last_words.installed()
+
+    def changing(self) -> AbstractContextManager[None]:
+        """The context of changes of the state and its copies, which SIGTERM does not interrupt."""
+        return self._last_words.deferring()
+
+    def _write_last_commit(self) -> None:
+        if self.snapshots is not None:
+            number = self._last_commit()
+            self.snapshots.end(number, self._parts, lambda: self._neighbours.known_shards(number))
 
     @property
     def sharded(self) -> dict[str, Part]:
@@ -106,10 +125,11 @@ class Safeguards:
             raise
         return None
 
-    def awaiting(self, number: int) -> AbstractContextManager[None]:
-        """Return the context in which this process waits for its place in a world."""
+    def awaiting(self) -> AbstractContextManager[None]:
+        """The context in which this process waits for its place in a world."""
         if self.snapshots is None:
             return nullcontext()
+        number = self._last_commit()
         return self.snapshots.securing(number, self._parts, lambda: self._neighbours.known_shards(number))
 
     @contextmanager

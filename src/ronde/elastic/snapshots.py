@@ -18,6 +18,7 @@ import fcntl
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +69,7 @@ class Snapshots:
         self.folder = Path(folder).absolute()
         self._every, self._keep = every, keep
         self._writer: _SnapshotThread | None = None
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()  # also for a signal handler of the thread that has it
         self._place = (0, 1)  # rank and size of the world that has made the commit
         self._on_disk = (
             -1
@@ -170,8 +171,22 @@ class Snapshots:
             error.add_note(self.how_to_resume())
             raise
         finally:
-            with self._beginning:  # now the thread has begun to write, so that `before_save` works, or never will
+            with (
+                self._beginning
+            ):  # now the thread has begun to write, so that `before_save` works, or never will
                 is_over.set()
+
+    def end(self, commit: int, parts: Mapping[str, Part], shards: Shards) -> None:
+        """Write the last commit before this process ends, and print how to resume. Raises no error.
+
+        Args:
+            commit: the number of the last commit; -1 if there is none.
+            parts: as for `after_save`.
+            shards: as for `securing`.
+        """
+        if self._write_last(commit, parts, shards):
+            sys.stderr.write(f"ronde: {self.how_to_resume()}\n")
+            sys.stderr.flush()
 
     def how_to_resume(self) -> str:
         """Return a sentence for the error that ends the job. Raises no error."""
@@ -188,20 +203,29 @@ class Snapshots:
 
     def _write_last(
         self, commit: int, parts: Mapping[str, Part], shards: Shards, is_over: threading.Event | None = None
-    ) -> None:
-        """Write what is missing of a commit, unless `is_over` is set before that begins."""
+    ) -> bool:
+        """Write what is missing of a commit, unless `is_over` is set before that begins.
+
+        Return whether the commit is complete on the disk now; of several processes that end together, to the last one.
+        """
         self.flush()
         if commit < 0:
-            return
+            return False
         try:
             with _turn(self.folder):
                 with self._beginning:
                     if is_over is not None and is_over.is_set():
-                        return
-                    self._write(commit, self._missing_files(commit, parts, shards()))
+                        return False
+                    files = self._missing_files(commit, parts, shards())
+                    self._write(commit, files)
                 self.flush()
+                found = snapshot_sets(checkpoint_files(self.folder))
+                return any(each.is_complete and each.commit == commit for each in found) and (
+                    bool(files) or self._place[0] == 0
+                )
         except Exception as error:
             _log.warning("the last commit, %d, cannot be written to %s: %s", commit, self.folder, error)
+        return False
 
     def _missing_files(
         self, commit: int, parts: Mapping[str, Part], shards: Mapping[int, Mapping[str, object]]

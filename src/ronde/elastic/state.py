@@ -65,7 +65,7 @@ class State:
         self._reset_callbacks: list[Callable[[], object]] = []
         self._hosts_updated = False
         self._positions = Positions()
-        self._safeguards = Safeguards(self._parts)
+        self._safeguards = Safeguards(self._parts, lambda: self._standing.copied)
         self.add_part("positions", self._positions)
 
     def add_part(self, name: str, part: Part) -> None:
@@ -85,11 +85,12 @@ class State:
             MismatchError: ranks have made different numbers of commits.
         """
         number = self._standing.copied + 1
-        self._safeguards.before_barrier(number)
-        is_changing = self._pass_barrier(number)
-        self._copy(number)
-        ledger.commit(time.monotonic_ns())
-        self._safeguards.after_copy(number)
+        with self._safeguards.changing():
+            self._safeguards.before_barrier(number)
+            is_changing = self._pass_barrier(number)
+            self._copy(number)
+            ledger.commit(time.monotonic_ns())
+            self._safeguards.after_copy(number)
         if is_changing:
             raise HostsUpdatedInterrupt
 
@@ -100,10 +101,11 @@ class State:
         """
         number = self._standing.copied + 1
         if self._agree_on_change(number):
-            if self._safeguards.sharded:
-                self._safeguards.before_barrier(number)
-                self._pass_barrier(number)
-            self._copy(number)
+            with self._safeguards.changing():
+                if self._safeguards.sharded:
+                    self._safeguards.before_barrier(number)
+                    self._pass_barrier(number)
+                self._copy(number)
             ledger.commit(time.monotonic_ns())
             raise HostsUpdatedInterrupt
 

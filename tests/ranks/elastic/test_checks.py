@@ -33,7 +33,7 @@ def test_two_ranks_that_differ_have_no_majority() -> None:
         assert "no majority agrees: ranks 0; ranks 1" in text
 
 
-@pytest.mark.parametrize("waits_in_engine", [False, True])
+@pytest.mark.parametrize("waits_in_engine", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_rank_that_is_stuck_ends_and_no_other(
     waits_in_engine: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

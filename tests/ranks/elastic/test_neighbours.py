@@ -41,6 +41,7 @@ def test_a_rank_and_its_holder_are_an_error_that_names_the_shard() -> None:
     assert [found[started] for started in (0, 3, 4)] == [expected] * 3
 
 
+@pytest.mark.slow
 def test_a_smaller_world_reshards_or_says_what_to_do() -> None:
     found = outcomes(4, (2,), 4, (2,), (0, 1, 3), "before the commit", True)
     values = np.concatenate([committed(rank) for rank in range(4)])

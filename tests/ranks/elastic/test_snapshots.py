@@ -63,6 +63,7 @@ def test_a_damaged_file_of_one_rank_takes_all_ranks_to_the_snapshot_before(tmp_p
     assert [commit for commit, _, _ in ranks.run(resume, 2, tmp_path, True)] == [3, 3]
 
 
+@pytest.mark.slow
 def test_kill_9_while_writing_leaves_the_snapshot_before(tmp_path: Path) -> None:
     for attempt in range(1, 6):
         with pytest.raises(RemoteError, match="SIGKILL"):

@@ -49,7 +49,7 @@ def test_the_newest_complete_snapshots_stay() -> None:
 
 def test_in_any_order_of_writing_and_dying_a_complete_snapshot_stays() -> None:
     """Ranks write their files in any order, and may fail; each removes old files after it has written its own."""
-    for seed in range(40):
+    for seed in range(20):
         chance = random.Random(seed)
         keep, there, has_complete = chance.randint(1, 3), set[str](), False
         for commit in range(1, 30):
