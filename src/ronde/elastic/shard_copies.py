@@ -316,7 +316,9 @@ class _Digests:
             self._pause -= 1
             return None
         sizes = tuple(buffer.nbytes for buffer in content.buffers)
-        digests = [hashlib.blake2b(piece, digest_size=16).digest() for piece in content.pieces()]
+        digests = [
+            hashlib.sha256(piece).digest() for piece in content.pieces()
+        ]  # processors have instructions for it
         self._new = sizes, digests
         if base < 0 or self._accepted is None or self._accepted[0] != sizes:
             return None

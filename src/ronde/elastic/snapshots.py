@@ -45,6 +45,7 @@ _log = logging.getLogger("ronde.elastic")
 _ABANDONED_S = 10.0  # from the creation of a draft to its lock
 _SECURE_AFTER_S = 1.0  # a job that waits this long for workers may end
 _TURN_S = 10.0
+_SKIPPED_TOO_OFTEN = 3  # in a row
 
 Load = Callable[[], None]
 Shards = Callable[[], Mapping[int, Mapping[str, object]]]
@@ -74,7 +75,8 @@ class Snapshots:
         self._on_disk = (
             -1
         )  # the newest commit of which this rank has written its files, or that it has restored
-        self.num_skipped = 0
+        self.num_skipped = self._skipped_in_row = 0
+        self._has_warned = False
 
     # Commits
 
@@ -102,13 +104,16 @@ class Snapshots:
         if _shards_in(parts):
             is_ready = bool(world.allreduce(np.array([is_ready], np.uint8), op=Min)[0])
         if is_ready:
+            self._skipped_in_row = 0
             self._begin(commit, parts)
             return
         self.num_skipped += 1
-        if self.num_skipped == 1 and world.rank == 0:
+        self._skipped_in_row += 1
+        if self._skipped_in_row == _SKIPPED_TOO_OFTEN and not self._has_warned and world.rank == 0:
+            self._has_warned = True
             _log.warning(
-                "the disk of %s is slower than the commits: the snapshot of commit %d is skipped, because an earlier "
-                "one is still being written; write fewer (every=%d, for example)",
+                "the disk of %s is slower than the commits: the snapshot of commit %d is skipped like those "
+                "before it, because an earlier one is still being written; write fewer (every=%d, for example)",
                 *(self.folder, commit, 2 * self._every),
             )
 

@@ -54,6 +54,7 @@ class StepWatch:
         self._describe, self._end = describe, end
         self._changed = threading.Condition()
         self._began_ns: int | None = None  # None: outside of the training
+        self._waits_for_limit = False
         self._thread: threading.Thread | None = None
 
     @contextmanager
@@ -76,7 +77,10 @@ class StepWatch:
             if self._began_ns is not None:
                 self._times.add(now_ns - self._began_ns)
                 self._began_ns = now_ns
-                self._changed.notify()
+                if (
+                    self._waits_for_limit
+                ):  # else the thread wakes at the limit, and sees that a step has ended
+                    self._changed.notify()
 
     def _set_began(self, began_ns: int | None) -> None:
         with self._changed:
@@ -88,6 +92,7 @@ class StepWatch:
             with self._changed:
                 began_ns = self._began_ns
                 limit_ns = self._times.limit_ns
+                self._waits_for_limit = began_ns is None or limit_ns is None
                 if began_ns is None or limit_ns is None:
                     self._changed.wait()
                     continue

@@ -9,6 +9,7 @@ import pytest
 from tests.ranks.launcher.test_launcher import Launcher
 
 SCRIPT = """
+import glob
 import json
 
 import numpy as np
@@ -73,6 +74,9 @@ def train(state):
             case "stuck":
                 time.sleep(600)
         state.commit()
+        if state.step == every:
+            while len(glob.glob(f"snapshots/*.step-{every:09}.part-*")) < (1 + ronde.size() if is_sharded else 1):
+                time.sleep(0.01)
     return ronde.rank(), state.weights.sum(), rows.live[0]
 
 
