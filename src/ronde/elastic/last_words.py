@@ -4,7 +4,7 @@ A launcher ends all workers of a job when too few are left, and when its host is
 signal ends a process at once. Here a handler acts between two instructions of the main thread, and not while the state
 is being copied or exchanged (`deferring`). The process then ends by the signal, as without the handler.
 
-The program's own handler stays, if it has one.
+The program's own handler stays, if it has one. A forked child, such as the worker of a DataLoader, ends at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class LastWords:
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
         self._depth = 0
+        self._pid = os.getpid()
         self._is_due = False
 
     @contextmanager
@@ -53,10 +54,11 @@ class LastWords:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._is_due = True
-        if not self._depth:
+        if not self._depth or self._pid != os.getpid():
             self._end()
 
     def _end(self) -> None:
-        self._act()
+        if self._pid == os.getpid():
+            self._act()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
