@@ -67,7 +67,9 @@ def compare(name: str, sentences: list[list[str]], threads: Sequence[int], round
         fits[f"ronde, {count}"] = lambda count=count: fit_ronde(sentences, algorithm, negative, count)
     times = measure_fits(fits, rounds)
     rival = times[f"gensim, {threads[0]}"]
-    print(f"\n{name}\n{'threads':14}{'CPU s':>8}{'s':>8}{'CPU /gensim':>14}{'s /gensim':>12}{'plural':>9}{'wordsim':>9}")
+    print(
+        f"\n{name}\n{'threads':14}{'CPU s':>8}{'s':>8}{'CPU /gensim':>14}{'s /gensim':>12}{'plural':>9}{'wordsim':>9}"
+    )
     for contestant, (cpu_s, wall_s, (words, vectors)) in times.items():
         print(
             f"{contestant:14}{cpu_s:8.1f}{wall_s:8.1f}{cpu_s / rival.cpu_s:14.2f}{wall_s / rival.wall_s:12.2f}"

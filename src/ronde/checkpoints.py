@@ -10,6 +10,8 @@ keeps it from writing then, but file names make its checkpoints harmless:
 3. A round that finds a fence above its own is over: opening and saving raise StaleRoundError.
 4. The latest checkpoint is the one with the highest fence and, among these, the highest step. So a worker of an earlier
    round replaces nothing, even if it writes between its last check and the renaming.
+5. Several ranks can write one checkpoint, a *part* each: `fence-000004.step-000000120.part-whole`. They alone know when
+   such a checkpoint is complete, so they also remove the old ones.
 
 Source: the fencing tokens of Kleppmann, Designing Data-Intensive Applications, chapter 8, "The leader and the lock".
 """
@@ -21,18 +23,21 @@ import operator
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, SupportsIndex
 
 from ronde.environment import environment
 from ronde.errors import StaleRoundError, UsageError
+from ronde.trusted_files import describe_foreign_owner, describe_other_writers, owner_of_new_files
 
-__all__ = ["Checkpoints"]
+__all__ = ["CheckpointFile", "Checkpoints", "checkpoint_files", "require_own"]
+
+_MAY_BE_PROGRAM = "and a checkpoint there can contain a program, which would run as this user"
 
 _FENCE = re.compile(r"fence-(\d{6,})")
-_CHECKPOINT = re.compile(r"fence-(\d{6,})\.step-(\d{9,})")
+_CHECKPOINT = re.compile(r"fence-(\d{6,})\.step-(\d{9,})(?:\.(part-[a-z0-9-]+))?")
 _FULL_BYTES = 64 * 1024  # with less free space a disk counts as full, because file systems need some
 
 
@@ -41,6 +46,29 @@ class _Round(NamedTuple):
 
     job: str
     number: int
+
+
+class CheckpointFile(NamedTuple):
+    """A complete file of a checkpoint; `part`: "" if it is the whole checkpoint."""
+
+    fence: int
+    step: int
+    part: str
+    path: Path
+
+
+def checkpoint_files(folder: Path, names: Iterable[str] | None = None) -> list[CheckpointFile]:
+    """Return the complete files of checkpoints in a folder, the newest last. Raises OSError.
+
+    `names`: those in the folder, as another process sees them (None: look).
+    """
+    if names is None:
+        names = [path.name for path in folder.iterdir()]
+    return sorted(
+        CheckpointFile(int(match[1]), int(match[2]), match[3] or "", folder / name)
+        for name in names
+        if (match := _CHECKPOINT.fullmatch(name))
+    )
 
 
 class Checkpoints:
@@ -90,7 +118,8 @@ class Checkpoints:
         Raises:
             UsageError: the path does not have the name of a checkpoint.
         """
-        if match := _CHECKPOINT.fullmatch(checkpoint.name):
+        match = _CHECKPOINT.fullmatch(checkpoint.name)
+        if match and not match[3]:
             return int(match[2])
         raise UsageError(f"{checkpoint} is not named like a checkpoint (fence-000000.step-000000000)")
 
@@ -124,9 +153,26 @@ class Checkpoints:
             OSError: the file cannot be written. If the disk is full, this exception, or any other one of the block,
                 gets a note that says so.
         """
-        name = f"fence-{self._fence:06}.step-{_checked(step):09}"
+        with self.writing_part(step, "") as path:
+            yield path
+        for old in self._checkpoints()[: -self._keep]:
+            old.unlink(missing_ok=True)
+
+    @contextmanager
+    def writing_part(self, step: SupportsIndex, part: str) -> Iterator[Path]:
+        """Yield a path for a part of a new checkpoint, as `writing` does, but delete no earlier checkpoint.
+
+        Args:
+            step: the step of the program, a number from 0.
+            part: its name, `part-` and lowercase letters, digits and dashes; "" if it is the whole checkpoint.
+
+        Raises:
+            As `writing`.
+        """
+        ending = f".{part}" if part else ""
+        name = f"fence-{self._fence:06}.step-{_checked(step):09}{ending}"
         self._refuse_if_stale()
-        draft = self.folder / f"draft-{secrets.token_hex(8)}"
+        draft = self.folder / f"draft-{secrets.token_hex(8)}{ending}"
         try:
             yield draft
             _flush(draft)
@@ -139,12 +185,12 @@ class Checkpoints:
         finally:
             draft.unlink(missing_ok=True)
         _flush(self.folder)
-        fences = [self.folder / f"fence-{number:06}" for number in self._fences() if number < self._fence]
-        for old in [*self._checkpoints()[: -self._keep], *fences]:
-            old.unlink(missing_ok=True)
+        for number in self._fences():
+            if number < self._fence:
+                (self.folder / f"fence-{number:06}").unlink(missing_ok=True)
 
     def _describe_full_disk(self, step: SupportsIndex) -> str:
-        kept = " Earlier checkpoints are still valid." if self._checkpoints() else ""
+        kept = " Earlier checkpoints are still valid." if checkpoint_files(self.folder) else ""
         fewer = ", or keep fewer checkpoints (keep=1)" if self._keep > 1 else ""
         return (
             f"The disk of {self.folder.absolute()} is full: the checkpoint of step {step} is not saved.{kept} Free "
@@ -186,8 +232,11 @@ class Checkpoints:
         found = {}
         for path in self.folder.iterdir():
             if match := _FENCE.fullmatch(path.name):
-                job, _, number = path.read_text(encoding="utf-8").rpartition(" ")
-                found[int(match[1])] = _Round(job, int(number))
+                with suppress(
+                    FileNotFoundError
+                ):  # another rank has removed it, because a later round has begun
+                    job, _, number = path.read_text(encoding="utf-8").rpartition(" ")
+                    found[int(match[1])] = _Round(job, int(number))
         return found
 
     def _refuse_if_stale(self) -> None:
@@ -214,11 +263,25 @@ class Checkpoints:
         return [path for _, _, path in self._found()]
 
     def _found(self) -> list[tuple[int, int, Path]]:
-        """Return fence, step and path of the complete checkpoints, the newest last."""
-        return sorted(
-            (int(match[1]), int(match[2]), path)
-            for path in self.folder.iterdir()
-            if (match := _CHECKPOINT.fullmatch(path.name))
+        """Return fence, step and path of the complete checkpoints that are one file, the newest last."""
+        return [(each.fence, each.step, each.path) for each in checkpoint_files(self.folder) if not each.part]
+
+
+def require_own(status: os.stat_result, path: Path, place: Path, instead: str) -> None:
+    """Raise UsageError if another user can have decided on the content of a file or folder, in which a program may be.
+
+    `place`: what the user should change if the checkpoints are to be trusted; `instead`: what else the user can give.
+    """
+    foreign = describe_foreign_owner(status, str(path))
+    if foreign and status.st_uid != owner_of_new_files(path if path.is_dir() else path.parent):
+        raise UsageError(
+            f"{foreign}, {_MAY_BE_PROGRAM}: chown -R {os.geteuid()} {place} if you trust the checkpoints there, else "
+            f"give another {instead}"
+        )
+    if writers := describe_other_writers(status, str(path)):
+        raise UsageError(
+            f"{writers}, {_MAY_BE_PROGRAM}: chmod -R go-w {place}, and remove the checkpoints there if you do not "
+            f"trust them; if the mode stays, give a {instead} on a file system with Unix modes"
         )
 
 

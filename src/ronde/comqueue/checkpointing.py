@@ -22,16 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ronde.checkpoints import Checkpoints
+from ronde.checkpoints import Checkpoints, require_own
 from ronde.errors import UsageError
 from ronde.launch.driver.job_store import connect_to_driver
 from ronde.stores.store import Store, delete_large, get_large, put_large
-from ronde.trusted_files import (
-    create_anew,
-    describe_foreign_owner,
-    describe_other_writers,
-    owner_of_new_files,
-)
+from ronde.trusted_files import create_anew
 
 __all__ = [
     "CheckpointPlace",
@@ -45,7 +40,6 @@ __all__ = [
     "latest_step",
 ]
 
-MAY_BE_PROGRAM = "and a checkpoint there can contain a program, which would run as this user"
 _NUMBER_BYTES = 8
 _STORE_NS = 60 * 10**9  # for an answer of the driver
 
@@ -106,7 +100,7 @@ class FolderPlace:
         folder = Path(self._folder) / f"task-{task_id}"
         for each in (folder.parent, folder):
             each.mkdir(0o755, parents=True, exist_ok=True)
-            _require_own(each.stat(), each, folder.parent)
+            require_own(each.stat(), each, folder.parent, "checkpoint_folder")
         return _FolderCheckpoints(folder)
 
     def is_there(self, num_tasks: int) -> bool:
@@ -125,7 +119,7 @@ class _FolderCheckpoints:
     def load(self, step: int) -> bytes:
         path = self._checkpoints.at(step)
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            _require_own(os.fstat(file.fileno()), path, path.parent.parent)
+            require_own(os.fstat(file.fileno()), path, path.parent.parent, "checkpoint_folder")
             return file.read()
 
     def save(self, step: int, data: bytes) -> None:
@@ -134,21 +128,6 @@ class _FolderCheckpoints:
 
     def clear(self) -> None:
         shutil.rmtree(self._checkpoints.folder, ignore_errors=True)
-
-
-def _require_own(status: os.stat_result, path: Path, place: Path) -> None:
-    """Raise UsageError if another user can have decided what the file or folder in the place contains."""
-    foreign = describe_foreign_owner(status, str(path))
-    if foreign and status.st_uid != owner_of_new_files(path if path.is_dir() else path.parent):
-        raise UsageError(
-            f"{foreign}, {MAY_BE_PROGRAM}: chown -R {os.geteuid()} {place} if you trust the checkpoints there, else "
-            "give another checkpoint_folder"
-        )
-    if writers := describe_other_writers(status, str(path)):
-        raise UsageError(
-            f"{writers}, {MAY_BE_PROGRAM}: chmod -R go-w {place}, and remove the checkpoints there if you do not trust "
-            "them; if the mode stays, give a checkpoint_folder on a file system with Unix modes"
-        )
 
 
 class MemoryPlace:

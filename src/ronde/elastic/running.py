@@ -100,13 +100,19 @@ class _Run:
     def run(self) -> Any:
         if self._membership is not None:
             self._membership.announce_continues()
+        with self._state.safeguards.surviving():
+            return self._train_until_done()
+
+    def _train_until_done(self) -> Any:
         while True:
             try:
                 self._join()
-                self._begin()
+                with self._state.safeguards.changing():
+                    self._begin()
                 with ExitStack() as stack:
                     for each in _companions:
                         stack.enter_context(each.training())
+                    stack.enter_context(self._state.safeguards.training())
                     result = self._train()
                 self._state.finish()
             except HostsUpdatedInterrupt as interrupt:
@@ -138,7 +144,7 @@ class _Run:
         if self._membership is None:
             return
         process.shutdown()
-        with self._state.secured():
+        with self._state.safeguards.awaiting():
             self._membership.await_place()
 
     def _join(self) -> None:

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ronde.comm import world as comm
-from ronde.comm.communicator import Communicator
 from ronde.elastic.batches import Batches, Positions
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 from ronde.elastic.goodput import Goodput, Ledger
+from ronde.elastic.safeguards import Safeguards, describe_process
+from ronde.elastic.snapshots import Snapshots
+from ronde.elastic.state_check import StateCheck
+from ronde.elastic.state_parts import Part
+from ronde.elastic.step_times import StepRule
+from ronde.elastic.step_watch import StepWatch
 from ronde.engine.objects import broadcast_object
 from ronde.errors import MismatchError, UsageError
 from ronde.process.membership_channel import membership
 from ronde.types import Max
 
-__all__ = ["HostsUpdatedInterrupt", "Keeper", "ObjectState", "Part", "State", "goodput", "ledger"]
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "Part", "State", "goodput", "ledger"]
 
 _log = logging.getLogger("ronde.elastic")
 
@@ -48,46 +53,6 @@ class HostsUpdatedInterrupt(Exception):
         self.skip_sync = skip_sync
 
 
-class Part(Protocol):
-    """One part of a state, such as a model. It has a *copy*, in host memory, of what it was at the last `save`.
-
-    `is_sharded`: each rank has another part of the whole, so that a lost rank takes its part with it.
-    """
-
-    is_sharded: bool
-
-    def save(self) -> None:
-        """Copy the live state, over the last copy."""
-
-    def restore(self) -> None:
-        """Make the live state that of the copy. Does nothing without a copy."""
-
-    def payload(self) -> object:
-        """Return what a new process needs of the copy; pickle can copy it."""
-
-    def load(self, payload: Any) -> None:
-        """Take a payload as the copy, and as the live state."""
-
-
-class Keeper(Protocol):
-    """Keeps commits elsewhere, such as on a disk, for a job that starts again. All ranks have the same ones."""
-
-    def before_save(self) -> None:
-        """Prepare for the end of the last copies, which the parts are about to replace."""
-
-    def after_save(self, commit: int, parts: Mapping[str, Part], world: Communicator) -> None:
-        """Begin to keep the copies of a commit. All ranks call it."""
-
-    def finish(self, commit: int, parts: Mapping[str, Part]) -> None:
-        """Keep the last commit of a training, and return when it is kept."""
-
-    def securing(self, commit: int, parts: Mapping[str, Part]) -> AbstractContextManager[None]:
-        """Return the context in which the job waits for other workers, and may end."""
-
-    def restore(self, parts: Mapping[str, Part], world: Communicator) -> int | None:
-        """Load the newest commit that is kept into the parts; return its number. All ranks call it when they begin."""
-
-
 class State:
     """What a training must not lose: named parts, and the position in its batches.
 
@@ -96,22 +61,18 @@ class State:
 
     def __init__(self) -> None:
         self._parts: dict[str, Part] = {}
-        self._keepers: list[Keeper] = []
         self._standing = Standing()
         self._reset_callbacks: list[Callable[[], object]] = []
         self._hosts_updated = False  # a launcher has told this rank
         self._is_agreed = False  # all ranks know that they change at the end of the step
         self._is_in_step = False  # of `batches`
         self._positions = Positions()
+        self._safeguards = Safeguards(self._parts, lambda: self._standing.copied)
         self.add_part("positions", self._positions)
 
     def add_part(self, name: str, part: Part) -> None:
         """Add a part, before the state is first used. All ranks add the same ones."""
         self._parts[name] = part
-
-    def add_keeper(self, keeper: Keeper) -> None:
-        """Let a keeper see each commit, before the state is first used. All ranks add the same ones."""
-        self._keepers.append(keeper)
 
     # What a program calls
 
@@ -126,11 +87,12 @@ class State:
             MismatchError: ranks have made different numbers of commits.
         """
         number = self._standing.copied + 1
-        is_changing = self._pass_barrier(number)
-        self._copy(number)
-        ledger.commit(time.monotonic_ns())
-        for keeper in self._keepers:
-            keeper.after_save(number, self._parts, comm.world())
+        with self._safeguards.changing():
+            self._safeguards.before_barrier(number)
+            is_changing = self._pass_barrier(number)
+            self._copy(number)
+            ledger.commit(time.monotonic_ns())
+            self._safeguards.after_copy(number)
         if is_changing:
             raise HostsUpdatedInterrupt
 
@@ -192,12 +154,67 @@ class State:
             if self._is_agreed:
                 self.commit()
 
+    def keep_snapshots(self, folder: str | os.PathLike[str], every: int = 1, keep: int = 2) -> None:
+        """Write a commit to disk now and then, beside the training, so that a job that has ended can be resumed.
+
+            state.keep_snapshots("/shared/run-7", every=100)
+
+        The new job may have another number of ranks. All ranks call it, before the training. If too few workers are
+        left, the last commit is written, too. A snapshot is complete or does not count: a full disk or a kill leave the
+        ones before it.
+
+        Args:
+            folder: on a file system that all hosts share; created if it does not exist.
+            every: the number of commits from one snapshot to the next (1). One that is due while the disk is busy is
+                skipped.
+            keep: the number of complete snapshots to keep (2).
+
+        Raises:
+            UsageError: a number is less than 1.
+        """
+        self._safeguards.snapshots = Snapshots(folder, every, keep)
+
+    def compare_ranks(self, every: int = 100, most_repairs: int = 1) -> None:
+        """Compare the state over the ranks every few commits. A rank that differs from most gets their state.
+
+        Bits that a defective machine has flipped are noticed, and so is a program whose ranks compute different things.
+        If a rank differs again, its process ends with MismatchError, and the launcher replaces it. All ranks call it,
+        before the training. Without a majority, all ranks raise MismatchError.
+
+        Args:
+            every: the number of commits from one comparison to the next (100); one takes about 1 s for each GB.
+            most_repairs: how often a process may be put right before it leaves (1).
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        self._safeguards.check = StateCheck(every, most_repairs)
+
+    def end_stuck_steps(self, factor: float = 10.0, least_s: float = 30.0) -> None:
+        """End this process, with its stacks, if a step takes too long and waits for no other rank.
+
+        A step lasts from one commit to the next. The limit is learnt: `factor` times what nine tenths of the last steps
+        took, and at least twice the longest step so far. The first 10 steps have none. The launcher replaces the
+        process. All ranks call it, before the training.
+
+        Args:
+            factor: how many times as long as most steps one may take (10).
+            least_s: the shortest limit, in seconds (30).
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        rule = StepRule(factor, round(least_s * 1e9))
+        self._safeguards.watch = StepWatch(rule, describe_process)
+
     # What a state with other needs overrides
 
     def save(self) -> None:
-        """Copy all parts. `commit` calls it when all ranks have come."""
+        """Copy the parts that are the same on all ranks. `commit` calls it when all ranks have come."""
+        self._safeguards.before_copy()
         for part in self._parts.values():
-            part.save()
+            if not part.is_sharded:  # those are copied before the barrier
+                part.save()
 
     def restore(self) -> None:
         """Go back to the copies of all parts."""
@@ -215,8 +232,7 @@ class State:
         decision = decide(comm_standings(Standing(self._standing.copied)))
         mine = decision.actions[comm.rank()]
         if mine is Action.BEGIN:
-            if self._load_kept():
-                return
+            self._safeguards.begin_shards(0)
             if comm.rank() == decision.holders[0]:
                 self._copy(0)
         receives = [
@@ -235,24 +251,25 @@ class State:
         for callback in self._reset_callbacks:
             callback()
         if self._reset_callbacks and self._standing.copied != NOTHING:
-            self._save_again()  # a new process gets what the callbacks have changed
+            self.save()  # a new process gets what the callbacks have changed
 
     def on_hosts_updated(self, timestamp: float = 0, update_res: int = 0) -> None:
         """Ask for `HostsUpdatedInterrupt` at the next commit. Any thread may call it."""
         self._hosts_updated = True
 
     def payload(self) -> Mapping[str, object]:
-        """Return what a new process needs of the copies of all parts."""
-        return {name: part.payload() for name, part in self._parts.items()}
+        """Return what a new process needs of the copies of all parts that are the same on all ranks."""
+        return {name: part.payload() for name, part in self._parts.items() if not part.is_sharded}
 
     def load(self, payload: Mapping[str, object], number: int) -> None:
         """Take the payload of commit `number` as the copies, and as the live state."""
-        if payload.keys() != self._parts.keys():
+        parts = {name: part for name, part in self._parts.items() if not part.is_sharded}
+        if payload.keys() != parts.keys():
             raise UsageError(
-                f"the state of this process has the parts {sorted(self._parts)}, the one that it receives has "
+                f"the state of this process has the parts {sorted(parts)}, the one that it receives has "
                 f"{sorted(payload)}: all processes must make the same state"
             )
-        for name, part in self._parts.items():
+        for name, part in parts.items():
             part.load(payload[name])
         self._standing = Standing(number)
 
@@ -261,12 +278,18 @@ class State:
         """The number of the commit whose copy this process has (-1: none)."""
         return self._standing.copied
 
+    @property
+    def safeguards(self) -> Safeguards:
+        """What protects the commits of this state."""
+        return self._safeguards
+
     def agree(self) -> tuple[Decision, bool]:
         """Agree with all ranks of a new world on the commit, and go there; ranks that lack it get it in `sync`.
 
         Return the decision, and whether the survivors' work since the last copy counts.
         """
-        mine = self._standing._replace(may_advance=not any(part.is_sharded for part in self._parts.values()))
+        self._safeguards.before_copy()
+        mine = self._standing._replace(may_advance=not self._safeguards.sharded)
         standings = comm_standings(mine)
         decision = decide(standings)
         advances = (
@@ -281,23 +304,25 @@ class State:
                 self._copy(decision.number)
             case _:
                 self._standing = Standing()
+        if decision.actions[0] is Action.BEGIN:
+            from_disk = self._safeguards.begin()
+        else:
+            from_disk = self._safeguards.settle(decision.number)
+        if from_disk is not None:
+            return self._go_on_from_disk(from_disk), False
         return decision, advances
+
+    def _go_on_from_disk(self, number: int) -> Decision:
+        """Take a snapshot as the state: rank 0 has loaded it, and the others receive it in `sync`."""
+        self._standing = Standing(number if comm.rank() == 0 else NOTHING)
+        return decide(comm_standings(self._standing))
 
     def finish(self) -> None:
         """Wait until all ranks have finished, as if for a commit."""
         self._pass_barrier(self._standing.copied + 1)
         self._standing = Standing(self._standing.copied)
         ledger.commit(time.monotonic_ns())
-        for keeper in self._keepers:
-            keeper.finish(self._standing.copied, self._parts)
-
-    @contextmanager
-    def secured(self) -> Iterator[None]:
-        """Let the keepers secure the last commit while the block waits for other workers."""
-        with ExitStack() as stack:
-            for keeper in self._keepers:
-                stack.enter_context(keeper.securing(self._standing.copied, self._parts))
-            yield
+        self._safeguards.finish(self._standing.copied)
 
     # Private
 
@@ -323,22 +348,9 @@ class State:
         return wanted
 
     def _copy(self, number: int) -> None:
-        self._save_again()
-        self._standing = Standing(number)
-
-    def _save_again(self) -> None:
-        for keeper in self._keepers:
-            keeper.before_save()
         self.save()
-
-    def _load_kept(self) -> bool:
-        """Go to the newest commit of a keeper; return whether there is one. All ranks call it."""
-        for keeper in self._keepers:
-            number = keeper.restore(self._parts, comm.world())
-            if number is not None:
-                self._standing = Standing(number)
-                return True
-        return False
+        self._safeguards.accept()
+        self._standing = Standing(number)
 
     def _transfer(self, root: int, receives: bool, number: int) -> None:
         payload = broadcast_object(

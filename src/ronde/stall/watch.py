@@ -41,7 +41,7 @@ from ronde.stall.inspector import (
 from ronde.stall.reports import Subject, abort_reason, describe_stall, readable_stacks
 from ronde.stall.stacks import StackDump, describe_children, format_stacks, main_thread_id, places_of_waits
 
-__all__ = ["StallWatch", "hide_thread", "keeping_thread"]
+__all__ = ["StallWatch", "hide_thread", "is_waiting", "keeping_thread"]
 
 _ASKED, _ANSWER, _STACKS_WANTED, _STACKS = 1, 2, 3, 4  # StallHub::Event::Type of cpp/waiting/stall_hub.h
 _LATE_NS = 10**9 // 2  # a thread that wakes later than this had to wait for the interpreter's lock
@@ -152,6 +152,21 @@ class StallWatch:
         return states
 
 
+def is_waiting() -> bool:
+    """Return whether this process waits for other ranks: in a call, or with a tensor that has not ended.
+
+    A call on a communicator that a native thread makes is known only when it has waited for a second.
+    """
+    if places_of_waits():
+        return True
+    with _Inspection.lock:
+        inspection = _Inspection.only
+        watches = [] if inspection is None else inspection.living_watches()
+        return any(
+            items or next_ns >= 0 for items, next_ns in (watch.native.look(0, ()) for watch in watches)
+        )
+
+
 @contextmanager
 def keeping_thread() -> Iterator[None]:
     """Keep the thread of this process for watches that begin within the block."""
@@ -204,6 +219,10 @@ class _Inspection:
     def remove_watch(self, member: int) -> bool:
         """Stop serving a watch. Return whether it was the last one, so that the thread ends."""
         return self._watches.pop(member, None) is not None and self.end_if_unused()
+
+    def living_watches(self) -> list[StallWatch]:
+        """Return the watches that it serves."""
+        return [watch for each in self._watches.values() if (watch := each()) is not None]
 
     def end_if_unused(self) -> bool:
         """End the thread if it serves no watch; return whether it does."""
