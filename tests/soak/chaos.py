@@ -88,6 +88,7 @@ class Agent:
     process: subprocess.Popen[bytes]
     log: Path
     was_killed: float = 0.0
+    was_ended: bool = False
 
 
 @dataclass
@@ -151,7 +152,7 @@ class Chaos:
             self.perform(faults)
             self.restart_killed()
             time.sleep(LOOK_S)
-        codes = {agent.name: agent.process.returncode for agent in self.agents}
+        codes = {agent.name: agent.process.returncode for agent in self.agents if not agent.was_ended}
         return [
             f"{name} has ended with exit code {code}"
             for name, code in codes.items()
@@ -168,8 +169,10 @@ class Chaos:
             self.seen.add(path.name)
             if fault.kind == "stop":
                 self.stopped[int(words[0])] = now + max(0.1, fault.seconds)
-            if fault.kind == "kill agent":
-                next(agent for agent in self.agents if agent.name == words[1]).process.kill()
+            if fault.kind in ("kill agent", "end agent"):
+                agent = next(agent for agent in self.agents if agent.name == words[1])
+                agent.process.send_signal(signal.SIGKILL if fault.kind == "kill agent" else signal.SIGTERM)
+                agent.was_ended = fault.kind == "end agent"
         for pid, until in list(self.stopped.items()):
             if now > until:
                 send(pid, signal.SIGCONT)
@@ -253,7 +256,7 @@ def check(chaos: Chaos) -> Iterator[str]:
         for fact in each
         if fact["what"] == "fault" and fact["kind"] in struck
     }
-    lost_agents = {agent.name for agent in chaos.agents if agent.was_killed}
+    lost_agents = {agent.name for agent in chaos.agents if agent.was_killed or agent.was_ended}
     victims |= {pid for pid, each in facts.items() if each and each[0].get("agent") in lost_agents}
     if not ends:
         yield "no process has ended well"
@@ -264,7 +267,7 @@ def check(chaos: Chaos) -> Iterator[str]:
             yield f"process {pid}: accuracy {end['accuracy']}, undisturbed {reference[-1]['accuracy']}"
     yield from account.check_ranks(worlds)
     yield from account.check_samples(
-        worlds, training.steps, lambda step: [int(row) for row in batch_of(training.seed, step, samples)]
+        worlds, training.steps, lambda step: [int(row) for row in batch_of(training, step, samples)]
     )
     yield from account.check_rollbacks(worlds)
     yield from account.check_losses(facts, {fact["step"]: fact["loss"] for fact in reference[:-1]})

@@ -53,7 +53,8 @@ class Training:
 class Fault:
     """A fault strikes `ranks` in the first step from `step` on of a world that has more ranks than these.
 
-    `kind`: "kill", "stop" (for `seconds`, then the driver lets it go on), "kill agent", "raise" or "exit".
+    `kind`: "kill", "stop" (for `seconds`), "raise", "exit", "kill agent" or "end agent"; the driver does the last two,
+    and lets a stopped process go on.
     `moment`: "before" or "after" the all-reduce of the step, "during" it (`seconds` after its start), "save" (in a
     commit, between its barrier and its copy), "restore" or "sync" (in a recovery).
     """
@@ -81,12 +82,23 @@ def write_job(folder: Path, training: Training, faults: Sequence[Fault]) -> None
     (folder / "job.json").write_text(json.dumps(job))
 
 
-def batch_of(seed: int, step: int, samples: int) -> Array:
-    """Return the indices [GLOBAL_BATCH] of a step, the same for every world: a part of the permutation of its epoch."""
+def batch_of(training: Training, step: int, samples: int) -> Array:
+    """Return the indices of a step, the same for every world: a part of the order of its epoch."""
     steps = samples // GLOBAL_BATCH
-    order = np.random.default_rng((seed, step // steps)).permutation(samples)
+    if training.feed == "state":
+        from ronde.elastic.batches import order_of_epoch
+
+        steps += samples % GLOBAL_BATCH > 0
+        order = order_of_epoch(samples, training.seed, step // steps)
+    else:
+        order = np.random.default_rng((training.seed, step // steps)).permutation(samples)
     start = step % steps * GLOBAL_BATCH
     return order[start : start + GLOBAL_BATCH]
+
+
+def micro_batches_of(batch: Array) -> list[Array]:
+    """Return the parts of a global batch that one rank computes as a whole."""
+    return [batch[start : start + MICRO_BATCH] for start in range(0, len(batch), MICRO_BATCH)]
 
 
 class Model:
@@ -202,6 +214,8 @@ class Struck:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "kill agent":
                 time.sleep(60)  # the driver kills the agent, and this process dies with it
+            case "end agent":
+                pass  # the driver ends it
             case "raise":
                 raise RuntimeError("as the schedule says")
             case "exit":
@@ -225,8 +239,7 @@ def train_alone(folder: Path) -> None:
     training, _ = read_job(folder)
     data, model, facts = Data(folder), Model(training.seed), Facts(folder)
     for step in range(training.steps):
-        batch = batch_of(training.seed, step, len(data.labels))
-        total = data.partial_sum(model, list(batch.reshape(-1, MICRO_BATCH)))
+        total = data.partial_sum(model, micro_batches_of(batch_of(training, step, len(data.labels))))
         model.update(total)
         facts.add("step", step=step, loss=int(total[-1]))
     accuracy = model.accuracy(data.test_images, data.test_labels)
@@ -259,11 +272,17 @@ def train_elastic(folder: Path) -> None:
 
     def batches(state: Any) -> Iterator[list[Array]]:
         """Yield the micro-batches of this rank for each step."""
-        world = ronde.world()
-        if training.feed == "own":
+        world, samples = ronde.world(), len(data.labels)
+        if training.feed == "state":
+            shape = {"global_batch": GLOBAL_BATCH, "micro_batch": MICRO_BATCH, "seed": training.seed}
+            for pieces in state.batches(samples, epochs=training.steps, **shape):
+                yield list(pieces)
+                if state.step == training.steps:
+                    break
+        else:
             while state.step < training.steps:
-                batch = batch_of(training.seed, state.step, len(data.labels)).reshape(-1, MICRO_BATCH)
-                yield list(batch[world.rank :: world.size])
+                micro_batches = micro_batches_of(batch_of(training, state.step, samples))
+                yield micro_batches[world.rank :: world.size]
 
     def train(state: Any) -> None:
         world = ronde.world()
