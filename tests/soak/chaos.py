@@ -267,7 +267,7 @@ def check(chaos: Chaos) -> Iterator[str]:
             yield f"process {pid}: accuracy {end['accuracy']}, undisturbed {reference[-1]['accuracy']}"
     yield from account.check_ranks(worlds)
     yield from account.check_samples(
-        worlds, training.steps, lambda step: [int(row) for row in batch_of(training, step, samples)]
+        worlds, training.steps, lambda step: [int(row) for row in batch_of(training, step, samples)], victims
     )
     yield from account.check_rollbacks(worlds)
     yield from account.check_losses(facts, {fact["step"]: fact["loss"] for fact in reference[:-1]})

@@ -36,7 +36,7 @@ class World:
     name: str
     entries: list[Entry] = field(default_factory=list)
     samples: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)  # step -> (pid, samples)
-    done: Counter[int] = field(default_factory=Counter)  # step -> processes that have done it
+    done: dict[int, set[int]] = field(default_factory=dict)  # step -> processes that have done it
     committed: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -65,7 +65,7 @@ def worlds_of(processes: Mapping[int, Sequence[Fact]]) -> list[World]:
                 case "samples":
                     world.samples.setdefault(fact["step"], []).append((pid, fact["samples"]))
                 case "step":
-                    world.done[fact["step"]] += 1
+                    world.done.setdefault(fact["step"], set()).add(pid)
                 case "commits":
                     world.committed[fact["step"]] += 1
     return sorted(worlds.values(), key=lambda world: world.began)
@@ -84,9 +84,12 @@ def check_ranks(worlds: Sequence[World]) -> Iterator[str]:
 
 
 def check_samples(
-    worlds: Sequence[World], steps: int, batch_of: Callable[[int], Sequence[int]]
+    worlds: Sequence[World], steps: int, batch_of: Callable[[int], Sequence[int]], victims: set[int]
 ) -> Iterator[str]:
-    """The last world that has begun a step has taken each sample of its batch exactly once; no step is missing."""
+    """The last world that has begun a step has taken each sample of its batch exactly once; no step is missing.
+
+    A victim may die when it has done a step, before it can say so.
+    """
     for step in range(steps):
         attempts = [world for world in worlds if step in world.samples]
         if not attempts:
@@ -100,9 +103,8 @@ def check_samples(
                 f"step {step}: {missing.total()} samples are missing, {more.total()} were taken too often:"
                 f" {attempts[-1].samples[step]}"
             )
-        size = attempts[-1].entries[0].size
-        if attempts[-1].done[step] < size:
-            yield f"step {step}: {attempts[-1].done[step]} of {size} ranks have done it"
+        if behind := attempts[-1].pids - victims - attempts[-1].done.get(step, set()):
+            yield f"step {step}: processes {sorted(behind)} have not done it"
 
 
 def check_rollbacks(worlds: Sequence[World]) -> Iterator[str]:

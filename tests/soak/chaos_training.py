@@ -275,10 +275,9 @@ def train_elastic(folder: Path) -> None:
         world, samples = ronde.world(), len(data.labels)
         if training.feed == "state":
             shape = {"global_batch": GLOBAL_BATCH, "micro_batch": MICRO_BATCH, "seed": training.seed}
-            for pieces in state.batches(samples, epochs=training.steps, **shape):
-                yield list(pieces)
-                if state.step == training.steps:
-                    break
+            position = state.batches(samples, epochs=training.steps, **shape)
+            while state.step < training.steps:
+                yield list(next(position))
         else:
             while state.step < training.steps:
                 micro_batches = micro_batches_of(batch_of(training, state.step, samples))
