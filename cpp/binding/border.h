@@ -26,6 +26,9 @@ void bind_store(nb::module_& module);
 void bind_store_server(nb::module_& module);
 void bind_store_session(nb::module_& module);
 void bind_timeline(nb::module_& module);
+void bind_words(nb::module_& module);
+void bind_topics(nb::module_& module);
+void bind_trees(nb::module_& module);
 
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
 

@@ -356,6 +356,9 @@ NB_MODULE(_native, module) {
   ronde::bind_store_server(module);
   ronde::bind_store_session(module);
   ronde::bind_timeline(module);
+  ronde::bind_topics(module);
+  ronde::bind_trees(module);
   ronde::bind_engine(module);
   ronde::bind_mailbox(module);
+  ronde::bind_words(module);
 }

@@ -21,7 +21,9 @@ namespace ronde::RONDE_ISA {
 
 extern const AdasumKernels kAdasumKernels;
 extern const CenterKernels kCenterKernels;
+extern const TopicKernels kTopicKernels;
 extern const ScaleKernels kScaleKernels;
+extern const WordKernels kWordKernels;
 
 namespace {
 
@@ -374,7 +376,9 @@ constexpr Kernels make_kernels(const char* instruction_set) {
   kernels.instruction_set = instruction_set;
   kernels.adasum = &kAdasumKernels;
   kernels.centers = &kCenterKernels;
+  kernels.topics = &kTopicKernels;
   kernels.scale = &kScaleKernels;
+  kernels.words = &kWordKernels;
   set_bool(kernels);
   set_integer<uint8_t>(kernels, DType::kUint8);
   set_integer<uint16_t>(kernels, DType::kUint16);

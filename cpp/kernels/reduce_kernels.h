@@ -1,12 +1,14 @@
-// Private to reduce.cc, nearest_centers.cc, kernels/scale.cc, the *_kernels.cc and their tests: the kernels of one
-// instruction set.
+// Private to reduce.cc, nearest_centers.cc, kernels/scale.cc, word_batch.cc, topic_*.cc, the *_kernels.cc and their
+// tests: the kernels of one instruction set.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "base/types.h"
 #include "kernels/nearest_centers.h"
+#include "kernels/word_batch.h"
 
 namespace ronde {
 
@@ -43,11 +45,25 @@ struct CenterKernels {
   size_t tile_bytes;
 };
 
+// Sums of topics; see topic_kernels.cc. Arrays are rows of kTopicLanes numbers, filled up with zeros.
+constexpr size_t kTopicLanes = 16;
+
+struct TopicKernels {
+  // Returns a number drawn with probabilities in proportion to weight x share, and their sum. Rounding may make it one
+  // that has no probability. `uniform`: in [0, 1); `cumulated`: for as many numbers as there are weights.
+  uint32_t (*draw)(const float* weights, const float* shares, size_t rows, float uniform, float* cumulated,
+                   float* mass);
+  double (*dot)(const double* a, const double* b, size_t rows);
+  void (*add_scaled)(double* sums, const double* a, double factor, size_t rows);  // sums += a x factor
+};
+
 struct Kernels {
   const char* instruction_set;
   const AdasumKernels* adasum;
   const CenterKernels* centers;
   const ScaleKernels* scale;
+  const WordKernels* words;
+  const TopicKernels* topics;
   Kernel table[kDTypeCount][kReduceOpCount];  // nullptr: the operation is undefined for the dtype
   // For 16-bit floats, by their type: to a result of float32, and from sources of float32.
   Kernel widening[kDTypeCount][kReduceOpCount];

@@ -29,6 +29,7 @@ package, by subject; `help(ronde.init)` shows one of them:
 
 Packages for programs:
 
+    ronde.elastic    run: training that goes on, in the same processes, when other ranks are lost
     ronde.torch      PyTorch, with the names of horovod.torch: DistributedOptimizer, ...
     ronde.comqueue   iterate: a step function in several tasks, again and again
     ronde.ml         estimators with scikit-learn's interface
@@ -234,6 +235,8 @@ _LAZY = {  # all other names are operations of the engine
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = importlib.import_module("importlib.metadata").version("ronde")
+    elif name == "elastic":  # the one package that programs use by its full name
+        value = _import_room("ronde.elastic")
     elif name in __all__:
         value = getattr(_import_room(_LAZY.get(name, "ronde.engine.operations")), name)
     else:

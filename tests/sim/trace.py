@@ -44,7 +44,7 @@ from tests.sim.rendezvous_store import SimStore
 
 from ronde.launch.agent import decisions as agent_events
 from ronde.rendezvous import effects, state
-from ronde.rendezvous.membership import Budget, Failure, NodesLost, Rules, WorkerFailed
+from ronde.rendezvous.membership import Budget, ChangeRequested, Failure, NodesLost, Rules, WorkerFailed
 from ronde.rendezvous.state import STATE, JobPhase, JobState, decode, decode_roster, decode_state
 
 FOLDER = Path(__file__).parent / "traces"
@@ -200,7 +200,7 @@ class TraceWorld(AgentSimulation):
                         why = f", because {failure.message} on {failure.host}"
                     case None:
                         why = ""
-                    case NodesLost():
+                    case NodesLost() | ChangeRequested():
                         why = f", because {cause.reason}"
                     case _:
                         why = f", because {cause.count} more can take part"

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src/ronde"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 ROOMS = (
-    "net|stores|rendezvous|process|stall|comm|data|comqueue|backends|engine|torch|parquet|spark|ray|dask|flink|ml"
+    "net|stores|rendezvous|process|stall|comm|data|comqueue|backends|engine|elastic|torch|parquet|spark|ray|dask|flink|ml"
     "|compat|launch|cli|bench|testing"
 )
 STARTS = (

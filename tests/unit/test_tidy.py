@@ -208,6 +208,9 @@ def test_only_a_few_rooms_use_the_native_module() -> None:
     channel = "src/ronde/net/message_channel.py"
     centers = "src/ronde/ml/clustering/points.py"
     lasso = "src/ronde/ml/linear/coordinate_descent.py"
+    words = "src/ronde/ml/words/training.py"
+    topics = "src/ronde/ml/topics/"
+    trees = "src/ronde/ml/trees/"
     groups = "src/ronde/torch/distributed/"
     model = "src/ronde/bench/collective_traffic.py"
     allowed = (
@@ -218,6 +221,9 @@ def test_only_a_few_rooms_use_the_native_module() -> None:
         channel,
         centers,
         lasso,
+        words,
+        topics,
+        trees,
         groups,
         model,
         "src/ronde/__init__.py",

@@ -67,6 +67,7 @@ NEVER = str(2**31)  # larger than any tensor: the limit of the setting
 LONG = 7 * 24 * 3600 * SECOND
 ALONE, STATIC, TCP, FILE = "alone", "static", "tcp", "file"
 TCP_PORT, STATIC_PORT = 29400, 29500  # torchrun's
+LOSSES = 100  # --max-restarts, where --min-np or --spares allow losses
 MANY_NODES = 1 << 16  # no limit for hosts of a discovery script
 BY_HOST_AND_PORT = (STATIC, TCP, "c10d")
 
@@ -106,6 +107,8 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
     is_alone = rendezvous.backend == ALONE
     worker = _worker(asked, command, slots, here)
     if not by_ssh:
+        worker = _with_continuing(asked, worker, is_alone)
+        rendezvous = replace(rendezvous, min_slots=0 if is_alone else least)
         own_gpus(worker, here.environment)  # raises before this node waits for others
     return LaunchConfig(
         worker=worker,
@@ -118,7 +121,7 @@ def configure(asked: RunArguments, command: Sequence[str], here: Here) -> Launch
         hosts=hosts,
         discovery=discovery,
         ssh=Ssh(asked.value("--ssh-port"), asked.value("--ssh-identity-file")),
-        min_workers=least or (discovery.first_workers if discovery else 0),
+        min_workers=(least if by_ssh else 0) or (discovery.first_workers if discovery else 0),
         max_workers=most,
         cooldown_ns=asked.value("--blacklist-cooldown-range"),
         start_timeout_ns=_start_timeout(asked, here),
@@ -176,9 +179,18 @@ def _slots(asked: RunArguments, here: Here) -> int:
     return number or each or 1
 
 
+def _with_continuing(asked: RunArguments, worker: WorkerSpec, is_alone: bool) -> WorkerSpec:
+    """Return what the workers of this machine run if those that continue may go on without lost ones."""
+    if asked.has("--min-num-proc", *(["--spares"] if is_alone else [])) and not asked.has("--max-restarts"):
+        worker = replace(worker, max_restarts=LOSSES)
+    if not is_alone:
+        return replace(worker, min_slots=1 if asked.has("--min-num-proc") else 0)
+    return replace(worker, min_slots=asked.value("--min-num-proc", 0), spares=asked.value("--spares", 0))
+
+
 def _check_workers(asked: RunArguments, by_ssh: bool) -> None:
     least, most = asked.value("--min-num-proc"), asked.value("--max-num-proc")
-    for name in ("--min-num-proc", "--max-num-proc"):
+    for name in ("--max-num-proc",):
         if asked.has(name) and not by_ssh:
             raise UsageError(
                 f"{asked.origin(name)} needs a list of hosts: add -H, --hostfile or "

@@ -73,7 +73,7 @@ _WORKERS = (
     Option(
         WORKERS,
         ("--max-restarts",),
-        "how many times to start all workers again after one fails (default: 0)",
+        "how many times the job goes on after a worker fails (default: 0; with --min-np or spare workers: 100)",
         metavar="N",
         kind=count_from(0),
         common=True,
@@ -274,7 +274,8 @@ _NODES = (
     Option(
         NODES,
         ("--spares",),
-        "number of machines beyond MAX that may wait to replace a lost one (default: 0)",
+        "number of machines beyond MAX that may wait to replace a lost one; on one machine, number of further workers "
+        "that start and wait to replace a lost one (default: 0)",
         metavar="N",
         kind=count_from(0),
     ),
@@ -316,7 +317,8 @@ _HOSTS = (
     Option(
         HOSTS,
         ("--min-np", "--min-num-proc"),
-        "smallest number of workers with which the job continues (default: the value of -n)",
+        "smallest number of workers with which the job continues (default: the value of -n); without a list of hosts, "
+        "only workers that use ronde.elastic continue with fewer",
         metavar="N",
         kind=count_from(1),
     ),

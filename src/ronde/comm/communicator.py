@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ronde.comm.topology import Topology
     from ronde.settings import Settings
 
-__all__ = ["Communicator"]
+__all__ = ["Communicator", "alive"]
 
 _log = logging.getLogger("ronde.comm")
 
@@ -71,7 +71,7 @@ class Communicator:
         self._deadline_ns: int | None = None  # of the communicators that it makes; None: by the settings
         self._tcp_streams: int | None = None
         self._allreduce = native.allreduce
-        _alive.add(self)
+        alive.add(self)
 
     def __repr__(self) -> str:
         return f"<Communicator: rank {self.rank} of {self.size}>"
@@ -769,11 +769,11 @@ class Communicator:
 
 _PAGE_BYTES = 4096
 
-_alive: weakref.WeakSet[Communicator] = weakref.WeakSet()
+alive: weakref.WeakSet[Communicator] = weakref.WeakSet()  # of this process
 
 
 def _abandon_all() -> None:
-    for communicator in list(_alive):
+    for communicator in list(alive):
         communicator._abandon()
 
 

@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ronde.comm.identity import MeetingPoint, Surroundings
@@ -69,8 +69,12 @@ class Meeting:
             self.server.close()
 
 
-def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
+def meet(
+    point: MeetingPoint, rank: int, settings: Settings, check: Callable[[], None] | None = None
+) -> Meeting:
     """Return the meeting at `point`, within `settings.start_timeout_ns`.
+
+    `check`: called regularly while the store does not answer; an exception that it raises ends the wait.
 
     Raises UsageError if there is no job key, the address is taken or not this machine's, or the file cannot be written;
     TimeoutError if no store answers; AuthenticationError if it has another job key.
@@ -91,7 +95,7 @@ def meet(point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
     server = StoreServer(point.address, key, is_secret=is_secret) if is_server else None
     try:
         hint = f"rank {point.served_by} serves it in ronde.init()" if point.served_by is not None else ""
-        client = StoreClient(point.address, key, timeout_ns, is_secret=is_secret, server=hint)
+        client = StoreClient(point.address, key, timeout_ns, is_secret=is_secret, server=hint, check=check)
         return Meeting(client, key, target, server)
     except BaseException:
         if server:

@@ -1,8 +1,9 @@
 """The communicator of all ranks: how a process joins it, asks about it, and leaves it.
 
 `init` determines the rank of this process (from the environment of `ronde run`, torchrun, mpirun or srun, or from its
-arguments), meets the other ranks at the store, and connects the world. A process has one world at a time; all ranks may
-call `shutdown` and `init` again.
+arguments), meets the other ranks at the store, and connects the world. A process has one world at a time; all ranks
+may call `shutdown` and `init` again. A worker that outlives its round (`process/membership_channel`) then joins the
+world of the newest round.
 
 From `init` on, Ronde's log lines name the rank. They are written below the logger "ronde": to the program's handlers,
 or to stderr if the program has none. The root logger belongs to the program, and Ronde never changes it. A handler that
@@ -22,19 +23,21 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ronde import settings
-from ronde.comm.communicator import Communicator
+from ronde.comm.communicator import Communicator, alive
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.comm.identity import Identity, MeetingPoint, identify, interpret_init_arguments
 from ronde.comm.meeting import Meeting, meet, surroundings
 from ronde.comm.world_attempt import EpochOverError, WorldAttempt, contest_rank
 from ronde.comm.world_epochs import Epoch
-from ronde.errors import NotInitializedError, PeerLostError, RondeError, UsageError
+from ronde.errors import NotInitializedError, PeerLostError, RondeError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net.host import host_name
 from ronde.process import uncaught
+from ronde.process.membership_channel import NO_ROUND, News, RoundLost, membership
 from ronde.settings import Settings
 
 __all__ = [
+    "await_next_round",
     "cross_rank",
     "cross_size",
     "has_joined",
@@ -71,6 +74,9 @@ class _JobProcess:
         self.point: MeetingPoint | None = None
         self.epoch: Epoch | None = None  # the last one to which this process has come
         self.has_formed = False  # whether that has become a world
+        self.round = NO_ROUND  # in which it has met the others
+        self.is_joining = False
+        self.listens = False  # to the news of the membership
 
 
 _process = _JobProcess()
@@ -100,6 +106,7 @@ def init(
         _check_second_call(_process.world, rank, size if size is not None else world_size, overrides)
         return
     uncaught.announce_uncaught()
+    _take_place()
     environ = settings.environment()
     given = interpret_init_arguments(init_method, rank, size, world_size, store, environ)
     identity = identify(given.environ, surroundings(environ), given.rank, given.size, given.store)
@@ -115,8 +122,77 @@ def init(
         )
     else:
         is_launchers = (given.rank, given.size, given.store) == (None, None, None)
-        _process.world = _join(identity, identity.meeting, wanted, deadline_ns, is_launchers)
+        _process.is_joining = True
+        try:
+            _process.world = _join(identity, identity.meeting, wanted, deadline_ns, is_launchers)
+        except Exception:
+            _check_round()
+            raise
+        finally:
+            _process.is_joining = False
     _process.wanted = wanted
+
+
+# The rounds of a job, for a worker that can outlive one
+
+
+def _take_place() -> None:
+    """Go to the newest round of which the agent of this worker has told a place; a spare waits for its first one."""
+    if (mine := membership()) is None:
+        return
+    if not _process.listens:
+        _process.listens = True
+        mine.listen(_hear_news)
+    if mine.number == NO_ROUND:
+        mine.announce_continues()
+    if mine.number == NO_ROUND or mine.newest > mine.number:
+        mine.await_place()
+    if mine.number != _process.round:
+        _forget_meeting()
+        _process.round = mine.number
+
+
+def await_next_round(began_ns: int) -> bool:
+    """Wait for the place in a later round, after a failure in `init`; return False if this worker has no later one.
+
+    `began_ns`: when `init` began; it waits until the start timeout. Raises PeerLostError if the agent ends.
+    """
+    mine = membership()
+    if mine is None or not mine.continues:
+        return False
+    left_ns = began_ns + settings.resolve(settings.environment()).start_timeout_ns - time.monotonic_ns()
+    try:
+        mine.await_place(timeout_ns=max(0, left_ns))
+    except TimeoutError:
+        return False
+    return True
+
+
+def _forget_meeting() -> None:
+    """Forget where the ranks of the last round have met: each round has a new store."""
+    if _process.meeting is not None:
+        _process.meeting.close()
+    _process.meeting = _process.point = _process.epoch = None
+    _process.has_formed = False
+
+
+def _check_round() -> None:
+    """Raise PeerLostError if the round of this worker is over."""
+    mine = membership()
+    if mine is not None and mine.continues and (reason := mine.over):
+        raise PeerLostError(f"round {mine.number} of the job is over: {reason}")
+
+
+def _hear_news(news: News) -> None:
+    """Wake this process's other threads, which wait for the ranks of a round that is over."""
+    meeting, mine = _process.meeting, membership()
+    if mine is None or not mine.continues or not mine.over:
+        return
+    if isinstance(news, RoundLost):
+        for communicator in list(alive):
+            communicator.abort(f"round {news.number} of the job is over: {news.reason}")
+    if _process.is_joining and meeting is not None:
+        meeting.store.close()
 
 
 def _check_second_call(
@@ -291,7 +367,7 @@ def _begin_attempt(
         _process.meeting.close()
         _process.meeting = None
     try:
-        _process.meeting, _process.point = meet(point, identity.rank, wanted), point
+        _process.meeting, _process.point = meet(point, identity.rank, wanted, _check_round), point
     except UsageError:
         if point.served_by == identity.rank:
             _contest_rank(identity, point, wanted)

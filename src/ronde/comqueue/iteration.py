@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ronde.comqueue.agreement import (
     checksum_of_state,
@@ -130,6 +131,16 @@ class IterationStep:
         """The number of rows of all tasks."""
         return self._rows.division.num_rows
 
+    @property
+    def tasks_here(self) -> int:
+        """The number of tasks on this machine, which share its cores."""
+        return self._group.tasks_here
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether rows of this task are not in memory, so that only the operations with blocks read them."""
+        return self._rows.is_streamed
+
     def map_blocks(self, function: Callable[[Any], Mapped]) -> list[Mapped]:
         """Return the results of a function for each row block of this task, in order.
 
@@ -212,6 +223,24 @@ class IterationStep:
         return self._reduce(
             tree, op, f"reduce by {op.name.lower() if isinstance(op, ReduceOp) else name_of(op)}"
         )
+
+    def reduce_in_place(self, array: NDArray[Any], op: ReduceOp = SUM) -> None:
+        """Combine an array with those of all tasks, element by element, in the order of tasks.
+
+        For large arrays, and for many calls in one step: unlike `reduce` it makes no new array, and compares structures
+        of tasks in the same exchange.
+
+        Args:
+            array: C-contiguous, of the same shape and dtype on all tasks. It gets the result.
+            op: `ronde.Sum`, `Max` or `Min` (`Sum`).
+
+        Raises:
+            MismatchError: As of `sum`.
+            PeerLostError: As of `sum`.
+        """
+        self._begin_operation("reduce_in_place")
+        if self.num_tasks > 1:
+            self._group.allreduce(array, op)
 
     def gather(self, obj: Any) -> list[Any]:
         """Return the objects of all tasks, as a list by task.

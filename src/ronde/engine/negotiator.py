@@ -378,9 +378,10 @@ class Negotiator:
             _log.error("the engine failed", exc_info=error)
             self._comm.abort(f"the engine failed: {error!r}")
         with self._lock:
-            self._failure = self._failure or error
+            # Without the traceback, whose frames would keep this engine and its memory alive.
+            self._failure = self._failure or fresh(error)
             self._cycle.give_up(self._rank, str(error))
-            self._fail_pending(error)
+            self._fail_pending(self._failure)
         self.on_failure()
         self._closed.set()
 

@@ -7,6 +7,7 @@ All ranks of the world add and remove sets together, in the same order.
 from __future__ import annotations
 
 import atexit
+import logging
 import operator
 import os
 import time
@@ -22,7 +23,7 @@ from ronde.comm.byte_exchange import framed, require_equal, unframed
 from ronde.comm.communicator import Communicator
 from ronde.engine.engine import Engine
 from ronde.engine.timeline import Timeline
-from ronde.errors import NotInitializedError, RondeError, UsageError
+from ronde.errors import NotInitializedError, PeerError, RondeError, TimeoutError, UsageError
 from ronde.process.resources import shortage
 from ronde.process.uncaught import announce_departure
 from ronde.settings import Settings
@@ -36,6 +37,7 @@ __all__ = [
     "get_process_set_ids_and_ranks",
     "global_process_set",
     "init",
+    "init_again",
     "join",
     "place_of_root",
     "remove_process_set",
@@ -44,6 +46,9 @@ __all__ = [
     "stop_timeline",
     "submit",
 ]
+
+
+_log = logging.getLogger("ronde.engine")
 
 
 class ProcessSet:
@@ -244,6 +249,7 @@ class _EngineProcess:
     engine: Engine | None = None
     sets: ProcessSets | None = None
     timeline: Timeline | None = None
+    asked: tuple[list[ProcessSet | Sequence[int]], dict[str, Any]] = ([], {})  # process sets, settings
     inherited: Engine | None = None  # in a forked child: the parent's engine, kept alive and never used
 
 
@@ -308,13 +314,44 @@ def _init(
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise UsageError(f'process_sets must be a list of process sets, or "dynamic", not {process_sets!r}')
     has_joined = comm.has_joined()
-    began_ns = time.monotonic_ns()
-    comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
-    if has_joined:
+    sets = () if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    while True:
+        began_ns = time.monotonic_ns()
+        try:
+            comm.init(rank, size, store, init_method=init_method, world_size=world_size, **overrides)
+            if not has_joined:
+                _start_all_engines(began_ns, sets, overrides)
+                _process.asked = [*sets], {**overrides}
+            return
+        except PeerError as error:
+            if isinstance(error, TimeoutError) or not comm.await_next_round(began_ns):
+                raise
+            _log.info("this process goes on to the next round: %s", error)
+
+
+def init_again() -> None:
+    """Join the world again after `shutdown`, or the first time, with the settings and process sets of the last `init`.
+
+    Does nothing if this process has joined. Process sets with ranks that the world does not have are left out.
+    """
+    if comm.has_joined():
         return
+    sets, overrides = _process.asked
+    init(None, None, None, process_sets=None, **overrides)
+    _process.asked = sets, overrides
+    for each in sets:
+        wanted = each if isinstance(each, ProcessSet) else ProcessSet(each)
+        if max(wanted.ranks, default=0) < comm.size():
+            add_process_set(wanted)
+        else:
+            _log.warning("this world of %d ranks has no process set of ranks %s", comm.size(), wanted.ranks)
+
+
+def _start_all_engines(
+    began_ns: int, sets: Iterable[ProcessSet | Sequence[int]], overrides: Mapping[str, object]
+) -> None:
     wanted = settings.resolve(settings.environment(), **overrides)
     world = comm.world()
-    sets = () if process_sets is None or isinstance(process_sets, str) else process_sets
     try:
         with world.connecting_by(began_ns + wanted.start_timeout_ns):
             _start_engines(world, wanted, sets)

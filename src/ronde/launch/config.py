@@ -103,6 +103,9 @@ class WorkerSpec:
         role: Their role, as of torchrun ("default").
         max_restarts: How often the job may start its workers again after one has failed (0).
         max_changes: How often after nodes were lost or have joined; -1 (default): without limit.
+        spares: How many further workers this node starts, which wait to take the place of lost ones (0).
+        min_slots: With how many workers that continue this node goes on without waiting for others in the place of lost
+            ones; 0 (default): with `slots`.
         environment: Variables that override the launcher's environment (default: none).
         exported: Those of them that the user named, whose values are never shown.
         preload: Modules that a template process imports before workers are started again; None (default): chosen from
@@ -126,6 +129,8 @@ class WorkerSpec:
     role: str = "default"
     max_restarts: int = 0
     max_changes: int = -1
+    spares: int = 0
+    min_slots: int = 0
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     exported: frozenset[str] = frozenset()
     preload: tuple[str, ...] | None = None

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 __all__ = [
     "INDEX_MACRO",
     "OURS",
+    "PLACE",
+    "UNPLACED",
     "LaunchPlan",
     "WorkerPlan",
     "WorkerRanks",
     "assignments",
     "own_gpus",
+    "plan_reserve",
     "plan_workers",
     "ranks_of",
 ]
@@ -92,6 +95,11 @@ OURS = frozenset((
     "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE", "RONDE_STORE", "RONDE_JOB_ID", "RONDE_ROUND",
     JOB_KEY, JOB_KEY_FD,
 ))  # fmt: skip
+# What `PlaceInRound` carries to a worker that continues. It has read the key from a descriptor already, and no process
+# can change the GPU that it sees.
+PLACE = OURS - {JOB_KEY_FD} | {"MASTER_ADDR", "MASTER_PORT"}
+# What a worker without a place does not get.
+UNPLACED = OURS - {JOB_KEY, JOB_KEY_FD} | {"MASTER_ADDR", "MASTER_PORT"}
 HIDDEN = "<hidden>"
 LOCAL_RANK_MACRO = "${local_rank}"
 INDEX_MACRO = "${ronde_worker_index}"
@@ -229,6 +237,17 @@ def own_gpus(
             f"{visible} names fewer: start fewer workers, or name more"
         )
     return names[first:] if len(names) >= local_size else names
+
+
+def plan_reserve(plan: LaunchPlan, key: int) -> WorkerPlan:
+    """Return the plan of a worker without a place, beside the workers of this plan; its rank is negative.
+
+    `key`: its number among all such workers of this agent.
+    """
+    first = plan.workers[0]
+    variables = {name: value for name, value in first.environment.items() if name not in UNPLACED}
+    index = len(plan.workers) + key
+    return WorkerPlan(-1 - key, index, index, first.argv, variables)
 
 
 def _plan_worker(

@@ -432,6 +432,16 @@ class OutputStream:
         """Return the descriptor to select for reading."""
         return self._pipe.fileno()
 
+    @property
+    def name(self) -> str:
+        """Which stream of the worker it is: stdout or stderr."""
+        return self._source.name
+
+    def rename(self, rank: int, prefix: bytes) -> None:
+        """Show the lines from now on as those of this rank."""
+        self.drain()
+        self._source = replace(self._source, rank=rank, prefix=prefix)
+
     def pump(self) -> int | None:
         """Pass on the bytes in the pipe, at most 64 KiB; return their number, or None at the end of the stream."""
         try:

@@ -24,26 +24,37 @@ if TYPE_CHECKING:
     from ronde.ml.linear.logistic_regression import LogisticRegression
     from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.saving import load
+    from ronde.ml.topics.latent_dirichlet_allocation import LatentDirichletAllocation
+    from ronde.ml.trees.gradient_boosting import GradientBoostingClassifier, GradientBoostingRegressor
+    from ronde.ml.words.word2vec import Word2Vec
 
 __all__ = [
     "ElasticNet",
+    "GradientBoostingClassifier",
+    "GradientBoostingRegressor",
     "History",
     "KMeans",
     "Lasso",
+    "LatentDirichletAllocation",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
     "MiniBatchKMeans",
     "Perceptron",
     "Ridge",
+    "Word2Vec",
     "load",
 ]
 
-# The estimators and where they are. Files of saved estimators may name these classes and no others.
+# The estimators of rows and where they are. Files of saved estimators may name these classes, those of
+# `TEXT_ESTIMATORS`, and no others.
 ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
+    "GradientBoostingClassifier": "ronde.ml.trees.gradient_boosting",
+    "GradientBoostingRegressor": "ronde.ml.trees.gradient_boosting",
     "KMeans": "ronde.ml.clustering.kmeans",
     "Lasso": "ronde.ml.linear.coordinate_descent",
+    "LatentDirichletAllocation": "ronde.ml.topics.latent_dirichlet_allocation",
     "LinearRegression": "ronde.ml.linear.least_squares",
     "LinearSVC": "ronde.ml.linear.linear_svc",
     "LogisticRegression": "ronde.ml.linear.logistic_regression",
@@ -52,8 +63,11 @@ ESTIMATORS = {
     "Ridge": "ronde.ml.linear.least_squares",
 }
 
+TEXT_ESTIMATORS = {"Word2Vec": "ronde.ml.words.word2vec"}  # whose X are sentences
+
 _LAZY = {
     **ESTIMATORS,
+    **TEXT_ESTIMATORS,
     "History": "ronde.ml.history",
     "load": "ronde.ml.saving",
 }

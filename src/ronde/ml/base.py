@@ -38,6 +38,10 @@ ADVICE = {
     "selection": ONE_METHOD,
 }
 ADVICE_OF = {
+    "LatentDirichletAllocation": {
+        "evaluate_every": "`history_` has the loss of each step: leave it out",
+        "perp_tol": "a fit takes `max_iter` steps, unless a callback ends it: leave it out",
+    },
     "LinearSVC": {"loss": "the loss is the squared hinge: leave it out"},
     "LogisticRegression": {
         "penalty": 'l1_ratio=1.0 stands for "l1", l1_ratio=0.0 for "l2", C=float("inf") for None'

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sklearn.utils.metadata_routing import MetadataRequest
 
 from ronde.errors import UsageError
-from ronde.ml import ESTIMATORS
+from ronde.ml import ESTIMATORS, TEXT_ESTIMATORS
 from ronde.ml.fitted_forms import find_wrong_attribute
 from ronde.ml.history import History
 from ronde.trusted_files import create_anew
@@ -182,9 +182,10 @@ def _estimator(description: Any, arrays: ArrayReader) -> Any:
             "load it with the version that saved it, or a newer one"
         )
     name = description["class"]
-    if not isinstance(name, str) or name not in ESTIMATORS:
-        raise UsageError(f"its class is {name!r}: expected one of {', '.join(sorted(ESTIMATORS))}")
-    kind = getattr(importlib.import_module(ESTIMATORS[name]), name)
+    known = ESTIMATORS | TEXT_ESTIMATORS
+    if not isinstance(name, str) or name not in known:
+        raise UsageError(f"its class is {name!r}: expected one of {', '.join(sorted(known))}")
+    kind = getattr(importlib.import_module(known[name]), name)
     if not_saved := NOT_SAVED & description["params"].keys():
         raise UsageError(
             f"it sets {', '.join(not_saved)}, which `save` never writes: somebody else changed the file"

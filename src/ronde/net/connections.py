@@ -145,10 +145,12 @@ class _Opening:
         self._retries: list[tuple[int, _Attempt]] = []  # with the time of the next attempt
         self._watched: dict[int, Slot] = {}
         self._epoll = select.epoll()
+        # Not a method: a reference to this object would keep it and its sockets until the next garbage collection.
+        label = _LABEL.pack(rank, 0, 0)
         self._authenticator = Authenticator(
             listeners,
             f"rank {rank}",
-            lambda sock: self._handshake(Role.SERVER, sock),
+            lambda sock: Handshake(Role.SERVER, key, purpose, protection_of(sock, is_secret), label),
             _raise_error,
             self._epoll,
         )
@@ -161,9 +163,9 @@ class _Opening:
         self._authenticator.close()
         self._epoll.close()
 
-    def _handshake(self, role: Role, sock: socket.socket, slot: Slot | None = None) -> Handshake:
-        label = _LABEL.pack(self._rank, slot.channel, slot.stream) if slot else _LABEL.pack(self._rank, 0, 0)
-        return Handshake(role, self._key, self._purpose, protection_of(sock, self._is_secret), label)
+    def _handshake(self, sock: socket.socket, slot: Slot) -> Handshake:
+        label = _LABEL.pack(self._rank, slot.channel, slot.stream)
+        return Handshake(Role.CLIENT, self._key, self._purpose, protection_of(sock, self._is_secret), label)
 
     # Attempts
 
@@ -185,7 +187,7 @@ class _Opening:
             sock.close()
             raise
         attempt.sock = sock
-        attempt.handshake = self._handshake(Role.CLIENT, sock, attempt.slot)
+        attempt.handshake = self._handshake(sock, attempt.slot)
         attempt.inbox = b""
         self._attempts[sock.fileno()] = attempt
         self._epoll.register(sock.fileno(), select.EPOLLOUT)

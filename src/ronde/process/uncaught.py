@@ -5,10 +5,10 @@ to other ranks early. Those ranks fail, end sooner, and would look like the caus
 
 All workers of a launcher share one pipe. The variable `_RONDE_UNCAUGHT` holds its descriptor, device and inode, so a
 process that inherits the variable without the descriptor does not write to another file of that number. A worker first
-writes its error file, then its rank and `raised` into the pipe. Before it leaves the other ranks it writes `left`: they
-may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`). Before it waits for the others in
-`ronde.init` it writes `joins`, the number of ranks, and the epoch of the world (`comm/world_epochs`); afterwards
-`joined`.
+writes its error file, then its rank and round (`3@0`) and `raised` into the pipe. Before it leaves the other ranks it
+writes `left`: they may fail then, and only its end tells whether it has failed itself (`sys.exit(3)`). Before it waits
+for the others in `ronde.init` it writes `joins`, the number of ranks, and the epoch of the world (`comm/world_epochs`);
+afterwards `joined`.
 
 A launcher that shows the error file's traceback in its report sets `LEAVES_TRACEBACK`. A worker then notes in its
 error file that it leaves the traceback to the report, and prints one line, which ends with `POINTER`. A consequence of
@@ -65,13 +65,15 @@ What = Literal["raised", "left", "joins", "joined"]
 class Announcement(NamedTuple):
     """A worker has raised an exception that nothing catches, leaves the other ranks, begins or ends to wait for them.
 
-    `size`: how many ranks it joins, with itself. `epoch`: of the world that they form.
+    `size`: how many ranks it joins, with itself. `epoch`: of the world that they form. `round`: that in which it
+    has this rank, None if the program has not been told.
     """
 
     rank: int
     what: What
     size: int = 0
     epoch: int = 0
+    round: int | None = None
 
 
 class Announcements:
@@ -122,11 +124,14 @@ class Announcements:
 
 def _parse(line: str) -> Announcement | None:
     """Return the announcement of a line, None if it is none."""
-    match line.split(" "):
-        case [rank, ("raised" | "left" | "joined") as what] if rank.isdecimal():
-            return Announcement(int(rank), what)
-        case [rank, "joins", size, epoch] if all(each.isdecimal() for each in (rank, size, epoch)):
-            return Announcement(int(rank), "joins", int(size), int(epoch))
+    place, *words = line.split(" ")
+    rank, _, number = place.partition("@")
+    round = int(number) if number.isdecimal() else None
+    match words:
+        case ["raised" | "left" | "joined" as what] if rank.isdecimal():
+            return Announcement(int(rank), what, round=round)
+        case ["joins", size, epoch] if all(each.isdecimal() for each in (rank, size, epoch)):
+            return Announcement(int(rank), "joins", int(size), int(epoch), round)
     return None
 
 
@@ -238,7 +243,8 @@ def _announce(what: What, details: str = "") -> None:
     fd = _descriptor()
     if fd is not None:
         with contextlib.suppress(OSError):
-            os.write(fd, f"{environment().get('RANK', '')} {what}{details}\n".encode())
+            place = f"{environment().get('RANK', '')}@{environment().get('RONDE_ROUND', '')}"
+            os.write(fd, f"{place} {what}{details}\n".encode())
 
 
 def mark_recorded(error: BaseException) -> None:

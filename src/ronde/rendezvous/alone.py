@@ -13,6 +13,7 @@ from ronde.net.event_queue import EventQueue
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
+    ChangeRequested,
     Failure,
     JobClosed,
     Node,
@@ -71,6 +72,11 @@ class Alone:
         self._running = False
         self._round = replace(ended, restarts=ended.restarts + 1)
         self._happened.put(RoundEnded(ended.number, WorkerFailed(failure)))
+
+    def request_change(self, reason: str) -> None:
+        if self._running and self._round:
+            self._running = False
+            self._happened.put(RoundEnded(self._round.number, ChangeRequested(reason)))
 
     def succeed(self) -> None:
         if self._running and self._round:

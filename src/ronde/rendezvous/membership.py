@@ -14,6 +14,7 @@ from dataclasses import dataclass
 __all__ = [
     "AllSucceeded",
     "Budget",
+    "ChangeRequested",
     "Ejected",
     "Failure",
     "JobClosed",
@@ -250,6 +251,17 @@ class NodesWaiting:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRequested:
+    """A node has asked for another round: it has more workers to give, or its workers have left their world.
+
+    Attributes:
+        reason: Why, in one line.
+    """
+
+    reason: str
+
+
 # Events for the agent
 
 
@@ -274,7 +286,7 @@ class RoundEnded:
     """
 
     number: int
-    cause: WorkerFailed | NodesLost | NodesWaiting
+    cause: WorkerFailed | NodesLost | NodesWaiting | ChangeRequested
 
 
 @dataclass(frozen=True, slots=True)

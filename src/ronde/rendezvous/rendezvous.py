@@ -168,6 +168,18 @@ class Rendezvous(Protocol):
             Nothing.
         """
 
+    def request_change(self, reason: str) -> None:
+        """End this round for all nodes without a failure; `RoundEnded` brings a `ChangeRequested`.
+
+        It counts neither as a restart nor as a change.
+
+        Args:
+            reason: Why, in one line.
+
+        Raises:
+            Nothing.
+        """
+
     def note_awaited_exit(self, awaits_exit: bool) -> None:
         """Note whether a worker of this node has left the other ranks and still runs.
 

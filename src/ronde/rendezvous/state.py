@@ -32,7 +32,16 @@ from typing import TypeVar
 
 from ronde.errors import ProtocolError, VersionError
 from ronde.rendezvous.effects import Compare, Effect, FindChanges, Set, Values
-from ronde.rendezvous.membership import Budget, Failure, Node, NodesLost, NodesWaiting, Rules, WorkerFailed
+from ronde.rendezvous.membership import (
+    Budget,
+    ChangeRequested,
+    Failure,
+    Node,
+    NodesLost,
+    NodesWaiting,
+    Rules,
+    WorkerFailed,
+)
 from ronde.typed_json import TypedJson
 
 __all__ = [
@@ -73,7 +82,7 @@ VERSION = 3  # of the encoding
 
 Value = TypeVar("Value")
 
-Cause = WorkerFailed | NodesLost | NodesWaiting
+Cause = WorkerFailed | NodesLost | NodesWaiting | ChangeRequested
 
 
 def alive_key(node: str) -> str:
@@ -186,7 +195,7 @@ class JobState:
     roster: RosterKey | None = None
     restarts: int = 0
     changes: int = 0
-    cause: WorkerFailed | NodesLost | NodesWaiting | None = None
+    cause: WorkerFailed | NodesLost | NodesWaiting | ChangeRequested | None = None
     largest: int = 0
     joined: int = 0
     waiting: int = 0

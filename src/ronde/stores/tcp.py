@@ -24,7 +24,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ronde import errors
@@ -60,6 +60,7 @@ TORCH_ANSWERS = (
     "all nodes of the job with ronde run, or all with torchrun, or choose another port"
 )
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.2
+LONGEST_CHECK_S = 0.01  # between calls of `check`
 NOTICES_S = (10, 60, 300)  # after which to warn that there is no store; a mute service is named sooner
 _TIMEVAL = struct.Struct("@ll")
 
@@ -82,7 +83,7 @@ class StoreClient(StoreLine):
     client tries them in turn. `patience_ns`: how long to try to reconnect after a break; then the call raises
     PeerLostError, and every later call does so at once. With 0 the first break is final. `is_secret`: encrypt the
     connection, as the server may ask, too; None: as the environment asks. `server`: what serves the
-    store, for messages.
+    store, for messages. `check`: called regularly while there is no connection; its exception ends the call.
 
     Raises TimeoutError with the last reason; AuthenticationError or VersionError at once. Any thread may call `close`;
     a thread that waits in a call then gets a UsageError.
@@ -96,8 +97,10 @@ class StoreClient(StoreLine):
         patience_ns: int = PATIENCE_NS,
         is_secret: bool | None = None,
         server: str = "",
+        check: Callable[[], None] | None = None,
     ) -> None:
         self._server = server
+        self._check = check
         self._targets = [parse_address(each) for each in address.split(",")]
         self._key = key
         self._patience_ns = patience_ns
@@ -318,6 +321,9 @@ class StoreClient(StoreLine):
                 is_mute = isinstance(error, _NoAnswerError)
                 if self._server and not is_mute:
                     reason += f"; {self._server}"
+            if self._check is not None:
+                self._check()
+                pause_s = min(pause_s, LONGEST_CHECK_S)
             left_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if left_s <= 0 or self._closed:
                 message = f"waited {timeout_ns / 1e9:g} s for the store at {self.address}: {reason}"

@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from ronde.errors import UsageError
 from ronde.launch.agent.agent import run_agent
+from ronde.launch.agent.living_worker import LivingWorker
 from ronde.launch.agent.outputs import RunOutputs, WorkerOutput, fill_prefix
 from ronde.launch.agent.worker_group import Absent, GroupEnd, Policy
 from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
@@ -24,7 +26,7 @@ from ronde.launch.launch_plan import LaunchPlan, WorkerPlan
 from ronde.launch.loop import Loop
 from ronde.launch.screen import Screen, Sink
 from ronde.process.disk import Disk, LogWriter
-from ronde.process.process_groups import GroupLeader, Process
+from ronde.process.process_groups import Process
 from ronde.process.uncaught import Announcements
 from ronde.settings import environment
 
@@ -255,6 +257,29 @@ def test_a_full_disk_costs_output_but_no_job(shown: Shown) -> None:
         subprocess.run(["umount", str(shown.logs)], check=True)
 
 
+class _Listener(GroupListener):
+    """Keeps the rank of the cause, and the end. No worker joins others or continues."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def note_cause(self, rank: int) -> None:
+        self.said.append(rank)
+
+    def note_continuing(self, count: int) -> None: ...
+
+    def note_settled(self) -> None: ...
+
+    def note_world_left(self) -> None: ...
+
+    def note_awaited_exit(self, is_awaited: bool) -> None: ...
+
+    def note_absent(self, absent: Absent | None) -> None: ...
+
+    def note_end(self, end: GroupEnd) -> None:
+        self.said.append(end)
+
+
 def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
     """A named pipe without a reader stands for it. Rank 0 writes much; then rank 1 fails, and that ends both."""
     (tmp_path / "0").mkdir()
@@ -267,28 +292,24 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
     )
     logs, loop, problems = LogWriter(), Loop(), list[str]()
     screen = Screen(loop, lambda: None)
-    said: list[object] = []
+    listener = _Listener()
+    said = listener.said
 
-    class Listener(GroupListener):
-        def note_cause(self, rank: int) -> None:
-            said.append(rank)
-
-        def note_awaited_exit(self, is_awaited: bool) -> None:
-            """The workers join no others."""
-
-        def note_absent(self, absent: Absent | None) -> None:
-            """There is no other node."""
-
-        def note_end(self, end: GroupEnd) -> None:
-            said.append(end)
-
-    def start(worker: WorkerPlan) -> tuple[GroupLeader, WorkerOutput]:
+    def start(worker: WorkerPlan) -> LivingWorker:
         teed = Outputs(tee={0: Std.OUT}, filter=frozenset())
         prefixes = {Std.OUT: b"", Std.ERR: b""}
         output = WorkerOutput(
-            teed, str(tmp_path / "0"), "", worker.rank, worker.rank, prefixes, problems.append, logs, Disk()
+            teed,
+            str(tmp_path / "0"),
+            "",
+            worker.rank,
+            worker.rank,
+            lambda *_: prefixes,
+            problems.append,
+            logs,
+            Disk(),
         )
-        return Process(worker.argv, environment()), output
+        return LivingWorker(Process(worker.argv, environment()), output, None, time.monotonic_ns())
 
     workers = tuple(
         WorkerPlan(rank, rank, rank, (sys.executable, "-c", text, str(rank), str(tmp_path / "written")), {})
@@ -296,9 +317,9 @@ def test_a_disk_that_hangs_holds_up_no_supervision(tmp_path: Path) -> None:
     )
     policy = Policy(grace_ns=10**8)
     announcements = Announcements()
-    group = WorkerGroupShell(LaunchPlan(workers), policy, loop, screen, announcements, 10**9, Listener())
+    group = WorkerGroupShell(LaunchPlan(workers), 0, policy, loop, screen, announcements, 10**9, listener)
     for worker in workers:
-        group.add_worker(worker.rank, *start(worker))
+        group.add_worker(worker.rank, start(worker))
     while len(said) < 2:
         group.balance()
         loop.turn()

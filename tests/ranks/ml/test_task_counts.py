@@ -1,4 +1,4 @@
-"""K-means in 1, 2, 3 and 4 processes: the number of tasks changes no bit."""
+"""K-means and boosting in 1, 2, 3 and 4 processes: the number of tasks changes no bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
-from ronde.ml import KMeans
+from ronde.ml import GradientBoostingClassifier, KMeans
 
 POINTS = np.random.default_rng(0).normal(size=(200, 3)) * 10.0 ** np.arange(-6, 9, 6)
 
@@ -22,3 +22,15 @@ def fit(on: str) -> tuple[bytes, bytes, float, int]:
 )
 def test_processes_give_the_bits_of_one_thread(tasks: int) -> None:
     assert fit(f"local:{tasks}") == fit("threads:1")
+
+
+def boosted(on: str) -> list[bytes]:
+    model = GradientBoostingClassifier(max_iter=3, subsample=0.7, random_state=0, on=on)
+    model.fit(POINTS, np.arange(len(POINTS)) % 3, POINTS[:, 0] ** 2)
+    return [array.tobytes() for array in model.trees_.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tasks", [1, 2, 3, 4])
+def test_processes_boost_the_trees_of_one_thread(tasks: int) -> None:
+    assert boosted(f"local:{tasks}") == boosted("threads:1")

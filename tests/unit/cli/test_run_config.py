@@ -56,6 +56,26 @@ def test_how_many_workers(line: str, gpus: int, slots: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "restarts", "min_slots", "spares", "all_slots"),
+    [
+        ("-n 4 --min-np 2", 100, 2, 0, 0),
+        ("-n 4 --min-np 2 --max-restarts 3", 3, 2, 0, 0),
+        ("-n 4 --spares 2", 100, 0, 2, 0),
+        ("-n 4 --max-restarts 1", 1, 0, 0, 0),
+        ("-n 4 --nnodes 1:2 --rdzv-endpoint a --min-np 4", 100, 1, 0, 4),
+        ("-n 4 --nnodes 1:2 --rdzv-endpoint a --spares 1", 0, 0, 0, 0),
+    ],
+)
+def test_what_workers_that_continue_may_do(
+    line: str, restarts: int, min_slots: int, spares: int, all_slots: int
+) -> None:
+    found = config(line)
+    worker = found.worker
+    assert (worker.max_restarts, worker.min_slots, worker.spares) == (restarts, min_slots, spares)
+    assert found.rendezvous.min_slots == all_slots
+
+
+@pytest.mark.parametrize(
     ("line", "backend", "endpoint", "nodes", "rank"),
     [
         ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:1", "c10d", "a:1", (2, 2), -1),
@@ -234,7 +254,8 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
         ("--hostfile h", "there is no host in h: write one on each line"),
         ("-n gpu", "-n gpu: this machine has no usable GPU; give a number of workers, or cpu"),
         ("-n 2 --nproc-per-node 3", "-n 2 and --nproc-per-node 3 contradict each other"),
-        ("-n 4 --min-np 2", "--min-np needs a list of hosts: add -H"),
+        ("-n 4 --max-np 8", "--max-np needs a list of hosts: add -H"),
+        ("-n 4 --min-np 5", "--min-np 5 is more than -n 4: expected min <= number <= max"),
         ("-H a:4 -np 2 --min-np 3", "--min-np 3 is more than -np 2: expected min <= number <= max"),
         ("-H a:4 --min-np 3 --max-np 2", "--min-np 3 is more than --max-np 2"),
         ("--slots 3", "--slots needs hosts that come and go: add --host-discovery-script"),

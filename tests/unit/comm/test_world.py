@@ -39,7 +39,7 @@ class Joining:
         monkeypatch.setattr(world, "meet", self._meet)
         world._process.meeting, world._process.point = meeting_at(LostStore()), self.point
 
-    def _meet(self, point: MeetingPoint, rank: int, settings: Settings) -> Meeting:
+    def _meet(self, point: MeetingPoint, rank: int, settings: Settings, check: object) -> Meeting:
         self.limits_ns.append(settings.start_timeout_ns)
         return meeting_at(MemoryStore())
 

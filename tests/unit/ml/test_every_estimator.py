@@ -27,10 +27,15 @@ CLASSES = np.digitize(Y, np.quantile(Y, [0.3, 0.7]))
 every_estimator = pytest.mark.parametrize("name", sorted(ESTIMATORS))
 
 
-def made(name: str) -> tuple[Any, Any]:
-    """Return an estimator, and its y."""
+def made(name: str) -> tuple[Any, Any, Any]:
+    """Return an estimator, its X and y."""
     model = getattr(ronde.ml, name)()
-    return model, CLASSES if is_classifier(model) else Y
+    rows = abs(X) if model.__sklearn_tags__().input_tags.positive_only else X
+    return model, rows, CLASSES if is_classifier(model) else Y
+
+
+def predictions(model: Any, rows: Any) -> Any:
+    return model.predict(rows) if hasattr(model, "predict") else model.transform(rows)
 
 
 def score(estimator: Any, X: Any, y: Any) -> dict[str, float]:
@@ -41,12 +46,12 @@ def score(estimator: Any, X: Any, y: Any) -> dict[str, float]:
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_scikit_learns_monitor_gets_a_score_after_each_step(name: str) -> None:
     monitor = ScoringMonitor(scoring=score)
-    model, y = made(name)
-    model.set_callbacks(monitor).fit(X, y)
+    model, rows, y = made(name)
+    model.set_callbacks(monitor).fit(rows, y)
     scores = [row["score"] for row in monitor.get_logs().data if row["task_name"] == "step"]
     assert len(scores) == len(model.history_) > 0
     assert np.isfinite(scores).all()
-    assert scores[-1] == pytest.approx(model.score(X, y), rel=1e-3)
+    assert scores[-1] == pytest.approx(model.score(rows, y), rel=1e-3)
     _cached_signature.cache_clear()  # scikit-learn's cache keeps the monitor, and that its socket
     del monitor, model
     gc.collect()
@@ -57,8 +62,8 @@ def test_scikit_learns_monitor_gets_a_score_after_each_step(name: str) -> None:
 def test_the_history_has_a_plot(name: str) -> None:
     matplotlib = pytest.importorskip("matplotlib", reason="Matplotlib is not installed here")
     matplotlib.use("agg")
-    model, y = made(name)
-    history = model.fit(X, y).history_
+    model, rows, y = made(name)
+    history = model.fit(rows, y).history_
     (line,) = history.plot().lines
     assert line.get_ydata().tolist() == [record["loss"] for record in history]
 
@@ -66,11 +71,11 @@ def test_the_history_has_a_plot(name: str) -> None:
 @every_estimator
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_loaded_estimator_predicts_the_same(name: str, tmp_path: Path) -> None:
-    model, y = made(name)
-    model.fit(X, y).save(tmp_path / "model")
+    model, rows, y = made(name)
+    model.fit(rows, y).save(tmp_path / "model")
     other = load(tmp_path / "model")
     assert vars(other).keys() >= {key for key in vars(model) if key.endswith("_")}
-    assert np.array_equal(other.predict(X), model.predict(X))
+    assert np.array_equal(predictions(other, rows), predictions(model, rows))
     assert other.history_ == model.history_
 
 

@@ -257,16 +257,20 @@ def fitted(name: str, y: Any = TWO) -> Any:
     return getattr(ml, name)().set_params(on="threads:1").fit(X, y)
 
 
-CLASSIFIERS = ["LinearSVC", "LogisticRegression", "Perceptron"]
+CLASSIFIERS = ["GradientBoostingClassifier", "LinearSVC", "LogisticRegression", "Perceptron"]
 REGRESSORS = ["ElasticNet", "Lasso", "LinearRegression", "Ridge"]
 TARGETS = [
+    ("GradientBoostingRegressor", TWO),
     *((name, y) for name in ("KMeans", "MiniBatchKMeans", *CLASSIFIERS) for y in (TWO, THREE)),
     *((name, y) for name in REGRESSORS for y in (TWO, TWO[:, None], np.stack([TWO, -TWO], axis=1))),
 ]
 
 
 def test_each_estimator_is_tried() -> None:
-    assert {name for name, _ in TARGETS} == ESTIMATORS.keys() - {"Example"}
+    assert {name for name, _ in TARGETS} == ESTIMATORS.keys() - {
+        "Example",
+        "LatentDirichletAllocation",
+    }  # see tests/unit/ml/topics
 
 
 @pytest.mark.parametrize(("name", "y"), TARGETS, ids=lambda each: each if isinstance(each, str) else "y")

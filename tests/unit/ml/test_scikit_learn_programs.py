@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 import sklearn.cluster
+import sklearn.decomposition
 import sklearn.linear_model
 import sklearn.svm
 from sklearn.base import clone
@@ -28,7 +29,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "estimators.md"
 
 
 def theirs(name: str) -> Any:
-    modules = (sklearn.cluster, sklearn.linear_model, sklearn.svm)
+    modules = (sklearn.cluster, sklearn.decomposition, sklearn.linear_model, sklearn.svm)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
@@ -58,7 +59,7 @@ def test_an_unknown_parameter_is_an_ordinary_error() -> None:
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_parameters_have_scikit_learns_defaults(name: str) -> None:
-    differs = {"init", "tol", "max_iter", "n_iter_no_change", "verbose"}
+    differs = {"init", "learning_method", "tol", "max_iter", "n_iter_no_change", "verbose"}
     ours, other = (inspect.signature(kind).parameters for kind in (getattr(ronde.ml, name), theirs(name)))
     for parameter in other.keys() & ours.keys():
         assert ours[parameter].kind == other[parameter].kind

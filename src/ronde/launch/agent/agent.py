@@ -23,6 +23,7 @@ from ronde.launch.agent.decisions import (
     AgentNotice,
     AgentTimer,
     Effect,
+    EndContinuing,
     EndJob,
     Event,
     Failing,
@@ -31,12 +32,18 @@ from ronde.launch.agent.decisions import (
     LeaveJob,
     ReportFailure,
     ReportSuccess,
+    RequestChange,
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
+    TellWorkers,
+    WorkersContinue,
     WorkersEnded,
+    WorkersSettled,
+    WorldLeft,
 )
-from ronde.launch.agent.failure_report import report, report_elsewhere, tracebacks
+from ronde.launch.agent.failure_report import describe_recovery, report, report_elsewhere, tracebacks
+from ronde.launch.agent.living_worker import LivingWorker
 from ronde.launch.agent.node_offer import (
     RoundStore,
     describe_node,
@@ -46,17 +53,19 @@ from ronde.launch.agent.node_offer import (
     own_address,
     require_free_master_port,
 )
+from ronde.launch.agent.reserve_shell import ReserveShell
 from ronde.launch.agent.starter import Starter
 from ronde.launch.agent.worker_group import Absent, GroupEnd, Policy, describe_interrupt
 from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
 from ronde.launch.config import LaunchConfig
-from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, plan_workers
+from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, WorkerPlan, plan_workers
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, claim_standard_streams
 from ronde.net.host import host_name
 from ronde.net.job_keys import INSECURE, key_in_memory
 from ronde.process.disk import Disk
 from ronde.process.exceptions import ERROR_FILE, hand_up
+from ronde.process.membership_channel import ChangeWanted, RoundLost
 from ronde.process.resources import shortage, usable_cores
 from ronde.process.signals import SignalInbox
 from ronde.rendezvous.membership import Budget, Failure, RendezvousBroken, Round
@@ -200,13 +209,16 @@ class AgentShell(GroupListener):
         self._round: Round | None = None
         self._group: WorkerGroupShell | None = None  # the present or last workers
         self._alive = False  # whether workers run
+        self._wish = ""  # why this node wants another round than the present one
+        self._deaths: set[int] = set()  # pids
         self._group_end: GroupEnd | None = None  # how the last workers ended
         self._agent_end: AgentEnd | None = None
         self._leaves_now = False  # a signal came after the end: the agent waits for nothing more
         self._loop = Loop()
         stack.callback(self._loop.close)
         self._store = self._open_store()
-        stack.callback(self._close_store)
+        self._earlier_stores: list[tuple[int, RoundStore]] = []  # with the numbers of their rounds
+        stack.callback(self._close_stores)
         self._inbox = stack.enter_context(SignalInbox(config.worker.signals))
         self._screen = Screen(self._loop, lambda: self._interrupt(SIGPIPE))
         stack.callback(self._screen.close)
@@ -216,6 +228,8 @@ class AgentShell(GroupListener):
             config, environment, self._run_id, self._screen.tell, keep=keep, reads=reads, reports=reports
         )
         stack.callback(self._starter.close)
+        self._reserve = ReserveShell(self._loop, self._screen, self._starter, self._inbox, self._want_change)
+        stack.callback(self._reserve.close)
         self._absence = AbsenceWatch(self._loop, self._key, self._note_missed)
         stack.callback(self._absence.close)
 
@@ -242,6 +256,7 @@ class AgentShell(GroupListener):
                 self._starter.end_successfully()
             return self._result(self._agent_end)
         finally:
+            self._reserve.close()
             if self._group:
                 self._group.close()
 
@@ -266,6 +281,7 @@ class AgentShell(GroupListener):
         self._screen.balance()
         if self._alive and self._group:
             self._group.balance()
+        self._reserve.balance()
         self._loop.turn()
 
     # What happens
@@ -293,6 +309,35 @@ class AgentShell(GroupListener):
         """Pass this on to the other nodes."""
         self._rendezvous.note_awaited_exit(is_awaited)
 
+    def note_continuing(self, count: int) -> None:
+        """Pass this on to the agent."""
+        self._step_agent(WorkersContinue(count))
+
+    def note_settled(self) -> None:
+        """Go on as the agent decides."""
+        self._step_agent(WorkersSettled())
+
+    def note_world_left(self) -> None:
+        """Close stores that are not needed any more, and ask for the next round if all workers wait for it."""
+        group, round = self._group, self._round
+        assert group
+        assert round
+        self._close_stores(group.oldest_world)
+        if group.has_left_world:
+            reason = self._wish or f"all workers have left the world of round {round.number}"
+            self._step_agent(WorldLeft(round.number, reason))
+
+    def _want_change(self) -> None:
+        """Let the workers come to another round at their next commit, if the node can give more of them."""
+        round = self._round
+        if not (self._alive and self._group and round) or self._wish:
+            return
+        ready = self._reserve.ready
+        if ready and round.nodes[round.group_rank].slots < self._config.worker.slots:
+            self._wish = f"{ready} more worker{' is' if ready == 1 else 's are'} ready"
+            self._group.tell_workers(ChangeWanted(round.number, self._wish))
+            self.note_world_left()
+
     def note_absent(self, absent: Absent | None) -> None:
         """Watch whether ranks of other nodes wait for this worker."""
         if self._round and len(nodes := self._round.nodes) > 1:
@@ -315,6 +360,7 @@ class AgentShell(GroupListener):
         failed = end.failed_rank
         failure = None if failed is None else self._describe_failure(failed)
         self._alive, self._group_end = False, end
+        self._note_deaths(self._group)
         self._group.close()
         self._step_agent(WorkersEnded(end.exit_code, end.reason, failure))
 
@@ -351,12 +397,14 @@ class AgentShell(GroupListener):
                 case JoinRound():
                     self._absence.stop()
                     self._join_round()
-                case StartWorkers(round, again):
-                    self._start_workers(round, again)
-                case StopWorkers(reason, at_once):
+                case StartWorkers():
+                    self._start_workers(effect)
+                case StopWorkers(reason, at_once, keeps):
                     self._absence.stop()
                     if self._alive and self._group:
-                        self._group.stop_workers(reason, at_once)
+                        self._group.stop_workers(reason, at_once, keeps)
+                case EndContinuing() | TellWorkers():
+                    self._tell_workers(effect)
                 case AgentNotice(text):
                     self._screen.tell(text)
                 case SetAgentTimer(at_ns):
@@ -366,12 +414,25 @@ class AgentShell(GroupListener):
                 case _:
                     self._tell_nodes(effect)
 
+    def _tell_workers(self, effect: EndContinuing | TellWorkers) -> None:
+        if not (self._alive and self._group):
+            return
+        match effect:
+            case EndContinuing(reason):
+                self._group.end_continuing(reason)
+            case TellWorkers(number, reason, True):
+                self._group.tell_workers(RoundLost(number, reason))
+            case TellWorkers(number, reason, False):
+                self._group.tell_workers(ChangeWanted(number, reason))
+
     def _tell_nodes(self, effect: Effect) -> None:
         match effect:
             case ReportFailure(failure):
                 self._rendezvous.fail(failure)
             case ReportSuccess():
                 self._rendezvous.succeed()
+            case RequestChange(reason):
+                self._rendezvous.request_change(reason)
             case EndJob(reason):
                 self._rendezvous.end_job(reason)
             case LeaveJob(reason):
@@ -380,21 +441,47 @@ class AgentShell(GroupListener):
 
     def _join_round(self) -> None:
         if self._round:  # the store belongs to the last round
-            self._close_store()
+            self._earlier_stores.append((self._round.number, self._store))
+            if not self._alive:
+                self._close_stores(self._round.number + 1)
             self._store = self._open_store()
         node = describe_node(self._config, self._environment, self._address, self._store.address, self._id)
-        self._rendezvous.join(node, self._budget)
+        self._rendezvous.join(replace(node, slots=self._offered_slots()), self._budget)
 
-    def _start_workers(self, round: Round, again: bool) -> None:
+    def _offered_slots(self) -> int:
+        """Return the number of workers for the next round: without the lost ones, if enough continue."""
+        spec = self._config.worker
+        continuing = self._group.survivors if self._alive and self._group else 0
+        if not continuing:
+            return spec.slots
+        at_once = min(continuing + self._reserve.ready, spec.slots)
+        return at_once if at_once >= (spec.min_slots or spec.slots) else spec.slots
+
+    def _note_deaths(self, group: WorkerGroupShell) -> None:
+        """Let the reserve know how long the workers that have ended had their places."""
+        for rank, worker in group.workers.items():
+            if worker.failed_by_itself and worker.pid not in self._deaths:
+                self._deaths.add(worker.pid)
+                self._reserve.note_lifetime(group.lifetime_ns(rank))
+
+    def _start_workers(self, start: StartWorkers) -> None:
+        round, again = start.round, start.again
+        survivors: list[LivingWorker] = []
         if self._group:  # those of the last round are in the report
             for line in tracebacks(self._group.left_tracebacks()):
                 self._screen.say(line)
+            if self._alive:
+                self._note_deaths(self._group)
+                survivors = self._group.release_survivors()
+                self._group.close()
         spec = self._config.worker
+        self._wish = ""
         self._round, self._alive, self._group_end = round, True, None
         policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
         plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
         self._group = WorkerGroupShell(
             plan,
+            round.number,
             policy,
             self._loop,
             self._screen,
@@ -402,28 +489,65 @@ class AgentShell(GroupListener):
             self._config.monitor_interval_ns,
             listener=self,
         )
-        self._starter.await_template(plan.workers[0], self._inbox)
-        self._read_signals()
-        if not self._alive:
-            return  # a signal ended the run
-        self._start_each(self._group, plan, round.number)
-        nodes = self._config.rendezvous
-        if again or nodes.min_nodes < nodes.max_nodes:
+        waiting = self._place_each(self._group, deque(plan.workers), survivors, start)
+        if waiting:
+            self._starter.await_template(plan.workers[0], self._inbox)
+            self._read_signals()
+            if not self._alive:
+                return  # a signal ended the run
+            self._start_each(self._group, waiting, round.number)
+        if again or self._may_change:
             self._starter.prepare_template(plan.workers[0])
+        if again and not spec.virtual_local_rank and self._alive:
+            lacking = spec.slots - len(plan.workers)
+            self._reserve.want(spec.spares + lacking, plan, round.number)
+        self._want_change()
 
-    def _start_each(self, group: WorkerGroupShell, plan: LaunchPlan, attempt: int) -> None:
-        """Start all workers, until one cannot start or a signal comes; a start may take long."""
-        waiting = deque(plan.workers)
+    @property
+    def _may_change(self) -> bool:
+        """Whether nodes may come and go."""
+        return self._config.rendezvous.min_nodes < self._config.rendezvous.max_nodes
+
+    @property
+    def _has_channels(self) -> bool:
+        """Whether a round may follow another one, so that workers can continue."""
+        return self._config.worker.max_restarts > 0 or self._may_change
+
+    def _place_each(
+        self,
+        group: WorkerGroupShell,
+        places: deque[WorkerPlan],
+        survivors: list[LivingWorker],
+        start: StartWorkers,
+    ) -> deque[WorkerPlan]:
+        """Give the first places to workers that continue, the next to those of the reserve; return those left."""
+        reason, promoted = start.cause or "the job begins", 0
+        size = len(places)
+        for worker in survivors:
+            group.place_worker(places.popleft().rank, worker, reason, start.lost)
+        while places and (spare := self._reserve.take_ready()):
+            group.place_worker(places.popleft().rank, spare, reason, start.lost)
+            promoted += 1
+        if survivors:
+            self._screen.tell(
+                describe_recovery(
+                    start, len(survivors), promoted, len(places), self._config.worker.slots - size
+                )
+            )
+        return places
+
+    def _start_each(self, group: WorkerGroupShell, waiting: deque[WorkerPlan], attempt: int) -> None:
+        """Start these workers, until one cannot start or a signal comes; a start may take long."""
         while waiting and group.takes_workers:
             worker = waiting[0]
             try:
-                process, output = self._starter.start_worker(worker, attempt, self._inbox)
+                started = self._starter.start_worker(worker, attempt, self._inbox, self._has_channels)
             except InterruptedError:
                 pass  # once the signal has been read, no further worker starts
             except OSError as error:
                 group.note_unstarted(worker.rank, shortage(error) or error.strerror or str(error))
             else:
-                group.add_worker(worker.rank, process, output)
+                group.add_worker(worker.rank, started)
                 waiting.popleft()
             self._read_signals()
 
@@ -433,8 +557,17 @@ class AgentShell(GroupListener):
             host, self._key, self._loop, lambda problem: self._step_agent(RendezvousBroken(problem))
         )
 
-    def _close_store(self) -> None:
-        self._store.close()
+    def _close_stores(self, before: int | None = None) -> None:
+        """Close the stores of rounds before that number (None: all), which no worker needs any more."""
+        kept = []
+        for number, store in self._earlier_stores:
+            if before is None or number < before:
+                store.close()
+            else:
+                kept.append((number, store))
+        self._earlier_stores = kept
+        if before is None:
+            self._store.close()
 
     # The end
 

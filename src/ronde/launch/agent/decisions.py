@@ -13,7 +13,10 @@ state; an event without an entry has no effect. These are all changes of state (
     Unhealthy, Succeeded                -- WorkersEnded -->  AwaitingVerdict     rule 10
     Healthy, Unhealthy                  -- RoundEnded -->    Stopping
     Healthy, Unhealthy                  -- Ejected -->       Stopping
-    Stopping                            -- WorkersEnded -->  Joining
+    Stopping, Rejoining                 -- WorkersEnded -->  Joining
+    Stopping                            -- WorkersSettled --> Rejoining          rule 11
+    Rejoining                           -- RoundBegan -->    Healthy
+    Rejoining                           -- Ejected -->       Stopping
     Succeeded, AwaitingVerdict          -- RoundEnded -->    Joining
     Succeeded, AwaitingVerdict          -- Ejected -->       Joining
 
@@ -22,15 +25,15 @@ state; an event without an entry has no effect. These are all changes of state (
     AwaitingVerdict                     -- Ejected -->       Ended       rule 7
     Joining, Succeeded, AwaitingVerdict -- JobClosed, RendezvousBroken, InterruptAgent -->  Ended
 
-    Stopping                            -- AgentTimer -->    Exiting     rule 5
+    Stopping, Rejoining                 -- AgentTimer -->    Exiting     rule 5
     Unhealthy                           -- Ejected -->       Exiting     rule 7
-    Healthy, Unhealthy, Stopping        -- JobClosed, RendezvousBroken, InterruptAgent -->  Exiting
+    Healthy, Unhealthy, Stopping, Rejoining -- JobClosed, RendezvousBroken, InterruptAgent -->  Exiting
     Exiting                             -- WorkersEnded -->  Ended
 
 Rules
 
 1. Workers run only within a round, and one run of them at a time: before it joins again, an agent waits until all
-   processes of the last run have ended.
+   processes of the last run have ended, but for those of workers that continue (rule 11).
 2. The first worker that fails without blaming a peer ends the round for all nodes. The agent reports it at once
    (`ReportFailure`), while its other workers still end. The rendezvous answers whether the job continues.
 3. A worker that fails because it lost a peer is not the cause as long as another worker of this node may be, so the
@@ -51,6 +54,10 @@ Rules
    workers. The others wait for the workers of a node that leaves, so these have time to save.
 10. A worker that has ended with exit code 0 has failed if a rank of another node then waits for it in `ronde.init`
     (`worker_group`). If it was the last one of its node, the agent learns of the end of its workers a second time.
+11. Workers that continue (`process/membership_channel`) outlive the end of a round: the agent tells them at once that
+    it is lost, or that another one is wanted, joins the next round while they run, and begins that with them. It ends
+    them where it would end any worker for another reason than the end of a round. If all workers have left the world of
+    a round that has not ended, the agent asks for the next one.
 """
 
 from __future__ import annotations
@@ -64,6 +71,7 @@ from ronde.launch.agent.worker_group import TYPED
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
+    ChangeRequested,
     Ejected,
     Failure,
     JobClosed,
@@ -100,6 +108,12 @@ __all__ = [
     "StopWorkers",
     "WorkerState",
     "WorkersEnded",
+    "WorldLeft",
+    "WorkersSettled",
+    "WorkersContinue",
+    "RequestChange",
+    "TellWorkers",
+    "EndContinuing",
 ]
 
 
@@ -126,6 +140,26 @@ class WorkersEnded:
 
 
 @dataclass(frozen=True)
+class WorkersContinue:
+    """The number of workers that would outlive the end of the round now."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class WorkersSettled:
+    """After `StopWorkers` with `keeps`: only processes of workers that continue are left."""
+
+
+@dataclass(frozen=True)
+class WorldLeft:
+    """All workers of this node have left the world of the round, and wait for another one; `reason`: why."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class InterruptAgent:
     """The agent got a signal that asks it to end. The shell has passed it on to the workers, if there are any."""
 
@@ -143,7 +177,16 @@ class AgentTimer:
     serves: bool = False
 
 
-Event = RendezvousEvent | Failing | WorkersEnded | InterruptAgent | AgentTimer
+Event = (
+    RendezvousEvent
+    | Failing
+    | WorkersContinue
+    | WorkersSettled
+    | WorldLeft
+    | WorkersEnded
+    | InterruptAgent
+    | AgentTimer
+)
 
 
 # Effects
@@ -156,18 +199,51 @@ class JoinRound:
 
 @dataclass(frozen=True)
 class StartWorkers:
-    """Start the workers of the round; `again`: whether the job restarts them if one fails."""
+    """Start the workers of the round; `again`: whether the job restarts them if one fails.
+
+    Those that continue get their place in it. `cause`: why the last round ended, and `lost`: the members that it lost;
+    both empty unless workers continue.
+    """
 
     round: Round
     again: bool
+    cause: str = ""
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class StopWorkers:
-    """End the workers, then send `WorkersEnded`. `at_once`: leave them no time to save anything (rule 9 of `agent`)."""
+    """End the workers, then send `WorkersEnded`. `at_once`: leave them no time to save anything (rule 9 of `agent`).
+
+    `keeps`: end only those that do not continue, then send `WorkersSettled` if there are others.
+    """
 
     reason: str
     at_once: bool = False
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
+class EndContinuing:
+    """End the workers if some of them continue, because no round follows; the others are ending already."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TellWorkers:
+    """Tell those workers that continue that this round is lost, or (not `is_lost`) that another one is wanted."""
+
+    number: int
+    reason: str
+    is_lost: bool = True
+
+
+@dataclass(frozen=True)
+class RequestChange:
+    """Ask the rendezvous to end the round, whose workers have left their world."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -231,6 +307,9 @@ Effect = (
     JoinRound
     | StartWorkers
     | StopWorkers
+    | EndContinuing
+    | TellWorkers
+    | RequestChange
     | ReportFailure
     | ReportSuccess
     | EndJob
@@ -267,6 +346,14 @@ class Shortage:
 
 
 @dataclass(frozen=True)
+class EndedRound:
+    """Why a round ended from which workers continue, and the members that it lost."""
+
+    cause: str
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Joining:
     """No workers; the agent has asked for the next round. `has_begun`: whether this node was in an earlier one."""
 
@@ -277,19 +364,21 @@ class Joining:
 
 @dataclass(frozen=True)
 class Healthy:
-    """The workers of the round run."""
+    """The workers of the round run; `continuing`: how many of them continue."""
 
     workers: ClassVar = WorkerState.HEALTHY
     round: Round
+    continuing: int = 0
 
 
 @dataclass(frozen=True)
 class Unhealthy:
-    """A worker has failed, and the agent has reported it; the agent ends the other workers."""
+    """A worker has failed, and the agent has reported it; the agent ends the other workers that do not continue."""
 
     workers: ClassVar = WorkerState.UNHEALTHY
     round: Round
     failure: Failure
+    continuing: int = 0
 
 
 @dataclass(frozen=True)
@@ -319,6 +408,16 @@ class Stopping:
 
     workers: ClassVar = WorkerState.STOPPED
     shortage: Shortage | None = None
+    ended: EndedRound | None = None
+
+
+@dataclass(frozen=True)
+class Rejoining:
+    """The agent has asked for the next round, and only workers that continue run."""
+
+    workers: ClassVar = WorkerState.HEALTHY
+    shortage: Shortage | None = None
+    ended: EndedRound | None = None
 
 
 @dataclass(frozen=True)
@@ -346,11 +445,12 @@ class Ended:
         return WorkerState.FAILED if self.exit.exit_code else WorkerState.SUCCEEDED
 
 
-State = Joining | Healthy | Unhealthy | AwaitingVerdict | Succeeded | Stopping | Exiting | Ended
-WithWorkers = Healthy | Unhealthy | Stopping | Exiting
+State = Joining | Healthy | Unhealthy | AwaitingVerdict | Succeeded | Stopping | Rejoining | Exiting | Ended
+WithWorkers = Healthy | Unhealthy | Stopping | Rejoining | Exiting
 
 KILL = StopWorkers("the others may have gone on", at_once=True)
 
+Cause = WorkerFailed | NodesLost | NodesWaiting | ChangeRequested
 Next = tuple[State, list[Effect]]  # the next state, and what the shell performs
 _Handler = Callable[["Agent", int, Any, Any], Next]
 
@@ -399,10 +499,13 @@ class Agent:
 
     # Rounds
 
-    def _begin_round(self, _: int, state: Joining, event: RoundBegan) -> Next:
+    def _begin_round(self, _: int, state: Joining | Rejoining, event: RoundBegan) -> Next:
         round = event.round
         self._lost -= {node.id for node in round.nodes}
-        return Healthy(round), [StartWorkers(round, round.restarts < self._budget.restarts)]
+        again = round.restarts < self._budget.restarts
+        if isinstance(state, Rejoining) and state.ended:
+            return Healthy(round), [StartWorkers(round, again, state.ended.cause, state.ended.lost)]
+        return Healthy(round), [StartWorkers(round, again)]
 
     def _end_round(
         self, now_ns: int, state: Healthy | Unhealthy | Succeeded | AwaitingVerdict, event: RoundEnded
@@ -411,20 +514,31 @@ class Agent:
         if round.number != event.number:
             return state, []
         shortage = self._find_shortage(now_ns, event.cause, round)
+        if isinstance(state, Healthy | Unhealthy) and state.continuing:
+            return self._end_round_in_place(state, event, shortage)
         notice = AgentNotice(self._describe(event.cause, round))
         timer = [SetAgentTimer(shortage.ends_ns)] if shortage else []
         if isinstance(state, WithWorkers):
             return Stopping(shortage), [notice, StopWorkers("the round is over"), *timer]
         return Joining(has_begun=True, shortage=shortage), [notice, JoinRound(), *timer]
 
+    def _end_round_in_place(
+        self, state: Healthy | Unhealthy, event: RoundEnded, shortage: Shortage | None
+    ) -> Next:
+        """End the round for workers of which some continue. The next round's beginning tells the user."""
+        cause = self._cause_of(event.cause, state.round)
+        is_lost = isinstance(event.cause, WorkerFailed | NodesLost)
+        ended = EndedRound(cause, (cause,) if is_lost else ())
+        timer = [SetAgentTimer(shortage.ends_ns)] if shortage else []
+        tell = TellWorkers(event.number, cause, is_lost)
+        return Stopping(shortage, ended), [tell, StopWorkers("the round is over", keeps=True), *timer]
+
     def _end_round_while_exiting(self, _: int, state: Exiting, event: RoundEnded) -> Next:
         if state.round is None or state.round.number != event.number:
             return state, []
         return replace(state, round=None), [AgentNotice(self._describe(event.cause, state.round))]
 
-    def _find_shortage(
-        self, now_ns: int, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round
-    ) -> Shortage | None:
+    def _find_shortage(self, now_ns: int, cause: Cause, round: Round) -> Shortage | None:
         """Return the shortage that follows from this loss; None if another round can begin."""
         if self._supply is None or not isinstance(cause, NodesLost):
             return None
@@ -439,7 +553,9 @@ class Agent:
         )
         return Shortage(reason, now_ns + self._shortage_ns)
 
-    def _kill_workers(self, _: int, state: Healthy | Unhealthy | Stopping, event: Ejected) -> Next:
+    def _kill_workers(
+        self, _: int, state: Healthy | Unhealthy | Stopping | Rejoining, event: Ejected
+    ) -> Next:
         following = state if isinstance(state, Stopping) else Stopping()
         return following, [AgentNotice(event.reason), KILL]
 
@@ -462,7 +578,21 @@ class Agent:
     # Workers
 
     def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
-        return Unhealthy(state.round, event.failure), [ReportFailure(event.failure)]
+        effects: list[Effect] = [ReportFailure(event.failure)]
+        if state.continuing:
+            effects.insert(0, TellWorkers(state.round.number, event.failure.message))
+        return Unhealthy(state.round, event.failure, state.continuing), effects
+
+    def _note_continuing(self, _: int, state: Healthy | Unhealthy, event: WorkersContinue) -> Next:
+        return replace(state, continuing=event.count), []
+
+    def _rejoin(self, _: int, state: Stopping, event: WorkersSettled) -> Next:
+        return Rejoining(state.shortage, state.ended), [JoinRound()]
+
+    def _request_change(self, _: int, state: Healthy, event: WorldLeft) -> Next:
+        if event.number != state.round.number:
+            return state, []
+        return state, [RequestChange(event.reason)]
 
     def _judge_workers(self, now_ns: int, state: Healthy, event: WorkersEnded) -> Next:
         if event.exit_code == 0:
@@ -480,7 +610,16 @@ class Agent:
         return AwaitingVerdict(state.round, state.failure), []
 
     def _join_next_round(self, _: int, state: Stopping, event: WorkersEnded) -> Next:
-        return Joining(has_begun=True, shortage=state.shortage), [JoinRound()]
+        notice: list[Effect] = []
+        if state.ended:  # those that were to continue have ended, too
+            notice = [AgentNotice(f"{state.ended.cause}; starting all workers again")]
+        return Joining(has_begun=True, shortage=state.shortage), [*notice, JoinRound()]
+
+    def _lose_continuing(self, _: int, state: Rejoining, event: WorkersEnded) -> Next:
+        notice: list[Effect] = []
+        if state.ended:
+            notice = [AgentNotice(f"{state.ended.cause}; {event.reason}; starting all workers again")]
+        return Joining(has_begun=True, shortage=state.shortage), notice
 
     def _finish_exit(self, _: int, state: Exiting, event: WorkersEnded) -> Next:
         exit = state.exit or AgentEnd(event.exit_code, event.reason, event.failure)
@@ -498,7 +637,7 @@ class Agent:
         effects: list[Effect] = [StopWorkers(exit.reason)] if stop else []
         if isinstance(state, Exiting):
             return replace(state, exit=exit), effects
-        return Exiting(exit, None if isinstance(state, Stopping) else state.round), effects
+        return Exiting(exit, None if isinstance(state, Stopping | Rejoining) else state.round), effects
 
     def _succeed(self, _: int, state: Succeeded, event: AllSucceeded) -> Next:
         if event.number != state.round.number:
@@ -515,6 +654,8 @@ class Agent:
             is_surplus=event.was_full,
         )
         following, effects = self._exit(state, exit, stop=not isinstance(state, Unhealthy))
+        if isinstance(state, Unhealthy) and state.continuing:
+            effects = [EndContinuing(event.reason)]
         unneeded = f"{event.reason}; this node was not needed"
         if event.was_full:
             unneeded += ", since the job was full: start a job of its own with another id (--rdzv-id)"
@@ -527,7 +668,7 @@ class Agent:
                 text = f"the workers of this node have succeeded; how the other nodes end is not known: {event.reason}"
                 following, effects = self._exit(state, AgentEnd(0, text))
                 return following, [AgentNotice(text), *effects]
-            case Unhealthy(_, Failure() as failure) | AwaitingVerdict(_, Failure() as failure):
+            case Unhealthy(_, Failure() as failure, _) | AwaitingVerdict(_, Failure() as failure):
                 return self._exit(state, AgentEnd(_exit_code(failure), event.reason, failure))
             case Joining(has_begun=False):
                 return self._exit(state, AgentEnd(UNREACHABLE, event.reason))
@@ -539,14 +680,14 @@ class Agent:
 
     def _interrupt_and_exit(self, _: int, state: State, event: InterruptAgent) -> Next:
         exit = AgentEnd(128 + event.signum, event.reason)
-        if isinstance(state, Stopping):
+        if isinstance(state, Stopping | Rejoining):
             return Exiting(exit, has_signal=True), [_pass_on(event)]
         return Ended(exit), [_pass_on(event), exit]
 
     def _interrupt_exit(self, _: int, state: Exiting, event: InterruptAgent) -> Next:
         return replace(state, has_signal=True), [] if state.has_signal else [_pass_on(event)]
 
-    def _end_short_job(self, now_ns: int, state: Joining | Stopping, event: AgentTimer) -> Next:
+    def _end_short_job(self, now_ns: int, state: Joining | Stopping | Rejoining, event: AgentTimer) -> Next:
         shortage = state.shortage
         if shortage is None:
             return state, []
@@ -573,42 +714,66 @@ class Agent:
     def _show(self, _: int, state: State, event: Notice) -> Next:
         return state, [AgentNotice(event.text)]
 
-    def _describe(self, cause: WorkerFailed | NodesLost | NodesWaiting, round: Round) -> str:
+    def _describe(self, cause: Cause, round: Round) -> str:
+        what = self._cause_of(cause, round)
+        match cause:
+            case WorkerFailed():
+                count = f"restart {round.restarts + 1} of {self._budget.restarts}"
+                return f"{what}; starting all workers again ({count})"
+            case NodesLost():
+                return f"{what}; starting again without"
+            case NodesWaiting():
+                return f"{what}; starting again with more"
+            case ChangeRequested():
+                return f"{what}; starting all workers again"
+
+    def _cause_of(self, cause: Cause, round: Round) -> str:
         match cause:
             case WorkerFailed(failure):
-                count = f"restart {round.restarts + 1} of {self._budget.restarts}"
                 where = f" on {failure.host}" if len(round.nodes) > 1 else ""
-                return f"{failure.message}{where}; starting all workers again ({count})"
-            case NodesLost(_, reason):
-                return f"{reason}; starting again without"
+                return f"{failure.message}{where}"
+            case NodesLost(_, reason) | ChangeRequested(reason):
+                return reason
             case NodesWaiting(count):
-                return f"{count} more node{'s' if count > 1 else ''} can take part; starting again with more"
+                return f"{count} more node{'s' if count > 1 else ''} can take part"
 
 
 # An event, its handler, and the states in which the event has an effect.
 _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
-    (RoundBegan, Agent._begin_round, (Joining,)),
+    (RoundBegan, Agent._begin_round, (Joining, Rejoining)),
     (RoundEnded, Agent._end_round, (Healthy, Unhealthy, Succeeded, AwaitingVerdict)),
     (RoundEnded, Agent._end_round_while_exiting, (Exiting,)),
     (Ejected, Agent._join_again, (Succeeded,)),
-    (Ejected, Agent._kill_workers, (Healthy, Stopping)),
+    (Ejected, Agent._kill_workers, (Healthy, Stopping, Rejoining)),
     (Ejected, Agent._give_way, (Unhealthy, AwaitingVerdict)),
     (Ejected, Agent._kill_workers_and_exit, (Exiting,)),
     (Failing, Agent._report_failure, (Healthy,)),
+    (WorkersContinue, Agent._note_continuing, (Healthy, Unhealthy)),
+    (WorkersSettled, Agent._rejoin, (Stopping,)),
+    (WorldLeft, Agent._request_change, (Healthy,)),
     (WorkersEnded, Agent._judge_workers, (Healthy,)),
     (WorkersEnded, Agent._take_back_success, (Succeeded,)),
     (WorkersEnded, Agent._await_verdict, (Unhealthy,)),
     (WorkersEnded, Agent._join_next_round, (Stopping,)),
+    (WorkersEnded, Agent._lose_continuing, (Rejoining,)),
     (WorkersEnded, Agent._finish_exit, (Exiting,)),
     (AllSucceeded, Agent._succeed, (Succeeded,)),
-    (JobClosed, Agent._close, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
-    (RendezvousBroken, Agent._break, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict)),
+    (JobClosed, Agent._close, (Joining, Healthy, Unhealthy, Stopping, Rejoining, Succeeded, AwaitingVerdict)),
+    (
+        RendezvousBroken,
+        Agent._break,
+        (Joining, Healthy, Unhealthy, Stopping, Rejoining, Succeeded, AwaitingVerdict),
+    ),
     (InterruptAgent, Agent._interrupt, (Healthy, Unhealthy)),
-    (InterruptAgent, Agent._interrupt_and_exit, (Joining, Stopping, Succeeded, AwaitingVerdict)),
+    (InterruptAgent, Agent._interrupt_and_exit, (Joining, Stopping, Rejoining, Succeeded, AwaitingVerdict)),
     (InterruptAgent, Agent._interrupt_exit, (Exiting,)),
-    (AgentTimer, Agent._end_short_job, (Joining, Stopping)),
+    (AgentTimer, Agent._end_short_job, (Joining, Stopping, Rejoining)),
     (AgentTimer, Agent._leave_barrier, (Succeeded,)),
-    (Notice, Agent._show, (Joining, Healthy, Unhealthy, Stopping, Succeeded, AwaitingVerdict, Exiting)),
+    (
+        Notice,
+        Agent._show,
+        (Joining, Healthy, Unhealthy, Stopping, Rejoining, Succeeded, AwaitingVerdict, Exiting),
+    ),
 )
 TRANSITIONS = {(state, event): handler for event, handler, states in _HANDLERS for state in states}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ronde.launch.agent.worker_group import GroupEnd, Worker, name_ranks, signal_name
+from ronde.launch.agent.decisions import StartWorkers
+from ronde.launch.agent.worker import Worker, name_ranks, signal_name
+from ronde.launch.agent.worker_group import GroupEnd
 from ronde.rendezvous.membership import Failure
 
-__all__ = ["report", "report_elsewhere", "tracebacks"]
+__all__ = ["describe_recovery", "report", "report_elsewhere", "tracebacks"]
 
 MOST_TRACEBACKS = 4
 
@@ -23,6 +25,21 @@ def report(
     if endings := _endings(others):
         lines.append(f"ronde: {endings}".encode())
     return lines + (_words(failure) if failure else [])
+
+
+def describe_recovery(start: StartWorkers, kept: int, promoted: int, started: int, lacking: int) -> str:
+    """Return how a round begins for workers that continue.
+
+    `kept`: how many of this node's workers these are. `promoted`: how many spares take places beside them, `started`:
+    how many new processes do; `lacking`: how many replacements come later.
+    """
+    workers = f"{kept} worker{' goes' if kept == 1 else 's go'} on in place (round {start.round.number})"
+    others = [
+        f"{promoted} from the reserve take{'s' if promoted == 1 else ''} part" if promoted else "",
+        f"{started} start{'s' if started == 1 else ''} anew" if started else "",
+        f"{lacking} replacement{' starts' if lacking == 1 else 's start'}" if lacking > 0 else "",
+    ]
+    return "; ".join(filter(None, [start.cause, ", ".join(filter(None, [workers, *others]))]))
 
 
 def report_elsewhere(reason: str, failure: Failure | None, remark: str = "") -> list[bytes]:

@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from ronde.environment import environment
@@ -51,7 +51,7 @@ Complain = Callable[[str], None]
 
 
 def fill_prefix(
-    template: str, rank: int, local_rank: int, host: str, role: str, stream: str = "stdout"
+    template: str, rank: int | str, local_rank: int, host: str, role: str, stream: str = "stdout"
 ) -> str:
     """Return the prefix of lines: the template with {rank}, {local_rank}, {host}, {role} and {stream} replaced.
 
@@ -134,8 +134,6 @@ class RunOutputs:
     def worker(self, attempt: int, worker: WorkerPlan, size: int = 1) -> WorkerOutput:
         """Return the output of one worker of `size` in one attempt; earlier attempts keep theirs."""
         rank, local_rank, first = worker.rank, worker.local_rank, worker.rank - worker.index
-        place = (self._template, rank, local_rank, self._host, self._role)
-        prefixes = {std: os.fsencode(fill_prefix(*place, name)) for std, name in _STREAMS.items()}
         if self._outputs.by_rank:
             ending = f".attempt_{attempt}" if attempt else ""
             names = [f"rank.{number:0{len(str(size - 1))}}{ending}" for number in (rank, first)]
@@ -156,12 +154,18 @@ class RunOutputs:
             collection,
             rank,
             local_rank,
-            prefixes,
+            self._prefixes,
             self._complain,
             self.logs,
             self._disk,
             reports=self._reports,
         )
+
+    def _prefixes(self, rank: int, local_rank: int) -> Mapping[Std, bytes]:
+        """Return the prefixes of the lines of a worker; `rank` is negative if it has no place yet."""
+        shown = "spare" if rank < 0 else rank
+        place = (self._template, shown, local_rank, self._host, self._role)
+        return {std: os.fsencode(fill_prefix(*place, name)) for std, name in _STREAMS.items()}
 
     def _make_folder(self, folder: str) -> None:
         """Make an empty folder. With horovodrun's layout, other files of the user's stay in it."""
@@ -201,7 +205,7 @@ class WorkerOutput:
         collection: str,
         rank: int,
         local_rank: int,
-        prefixes: Mapping[Std, bytes],
+        prefixes: Callable[[int, int], Mapping[Std, bytes]],
         complain: Complain,
         logs: LogWriter,
         disk: Disk,
@@ -209,7 +213,8 @@ class WorkerOutput:
         reports: bool = False,
     ) -> None:
         self._rank = rank
-        self._prefixes = prefixes
+        self._prefixes_of = prefixes  # by rank and local rank
+        self._prefixes = prefixes(rank, local_rank)
         self._timestamps = outputs.timestamps
         self._folder = folder
         self._collection = collection  # the directory of the collecting files
@@ -288,6 +293,13 @@ class WorkerOutput:
             for std, pipe, sink in ((Std.OUT, process.stdout, out), (Std.ERR, process.stderr, err))
             if pipe is not None
         }
+
+    def change_place(self, rank: int, local_rank: int, streams: Iterable[OutputStream]) -> None:
+        """Show the output as that of another rank from now on; the files stay where they are."""
+        self._rank, self._prefixes = rank, self._prefixes_of(rank, local_rank)
+        for stream in streams:
+            name = stream.name
+            stream.rename(rank, next(self._prefixes[std] for std in _STREAMS if _STREAMS[std] == name))
 
     def _copy(self, std: Std) -> LogFile | None:
         if not self._tee & std.value:

@@ -12,12 +12,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
+from ronde.launch.agent.living_worker import LivingWorker
 from ronde.launch.agent.outputs import Complain, RunOutputs, WorkerOutput
 from ronde.launch.config import Binding, LaunchConfig
-from ronde.launch.launch_plan import WorkerPlan
+from ronde.launch.launch_plan import UNPLACED, WorkerPlan
 from ronde.launch.templates.template import Template, command_of, keep_template, take_template
 from ronde.net.host import host_name
 from ronde.process.disk import LogWriter
+from ronde.process.membership_channel import MembershipChannel
 from ronde.process.process_groups import GroupLeader, Guard, Process, is_in_background
 from ronde.process.resources import usable_core_numbers
 from ronde.process.signals import SignalInbox
@@ -80,36 +82,62 @@ class Starter:
         self.announcements = Announcements()
 
     def start_worker(
-        self, worker: WorkerPlan, attempt: int, signals: SignalInbox
-    ) -> tuple[GroupLeader, WorkerOutput]:
-        """Start a worker; `attempt` is the number of the round.
+        self, worker: WorkerPlan, attempt: int, signals: SignalInbox, has_channel: bool = False
+    ) -> LivingWorker:
+        """Start a worker; `attempt` is the number of the round. `has_channel`: it can outlive the round.
 
         Raises OSError if the worker cannot start, and InterruptedError if one of the `signals` comes first.
         """
-        size = int(worker.environment["WORLD_SIZE"])
+        size = int(worker.environment.get("WORLD_SIZE", "1"))
         output = self._outputs.worker(attempt, worker, size)
+        channel = MembershipChannel() if has_channel else None
+        theirs = self._environment
+        if worker.rank < 0:
+            theirs = {name: value for name, value in theirs.items() if name not in UNPLACED}
         environment = {
-            **self._environment,
+            **theirs,
             **worker.environment,
             **output.environment,
             **self.announcements.environment,
+            **(channel.environment if channel else {}),
         }
+        try:
+            process = self._start_process(worker, environment, output, channel, signals)
+        except BaseException:
+            if channel:
+                channel.close()
+            raise
+        if channel:
+            channel.close_worker_end()
+        process.guard = self._guard
+        self._guard.add(process.pid)
+        return LivingWorker(process, output, channel, time.monotonic_ns())
+
+    def _start_process(
+        self,
+        worker: WorkerPlan,
+        environment: Mapping[str, str],
+        output: WorkerOutput,
+        channel: MembershipChannel | None,
+        signals: SignalInbox,
+    ) -> GroupLeader:
         with output.files() as (stdout, stderr):
             reads = self._reads and worker.index == 0 and not is_in_background(0)
-            keep = (*self._keep, self.announcements.worker_fd, *([0] if reads else []))
+            fds = [channel.worker_fd] if channel else []
+            keep = (*self._keep, self.announcements.worker_fd, *fds, *([0] if reads else []))
             options = _StartOptions(stdout=stdout, stderr=stderr, keep=keep, cores=self._cores(worker))
             process = self._from_template(worker.argv, environment, options, signals)
             if process is None:
                 process = Process(worker.argv, environment, **options)
-        process.guard = self._guard
-        self._guard.add(process.pid)
-        return process, output
+        return process
 
     def _cores(self, worker: WorkerPlan) -> Collection[int] | None:
         """Return the processors of a worker; None for all."""
         binding = self._spec.binding
         if binding is Binding.NONE:
             return None
+        if worker.rank < 0:
+            return None  # it may get any place
         local_size = int(worker.environment["LOCAL_WORLD_SIZE"])
         return shares(binding, local_size, usable_machine())[worker.local_rank]
 

@@ -28,6 +28,14 @@ Rules
 6. `StopGroup` ends all workers by SIGTERM, and after the patience by SIGKILL; with `at_once` by SIGKILL. Later failures
    do not count.
 7. Every wait ends: processes that survive SIGKILL for the patience are reported and left.
+8. A worker that has sent `Continues` (`process/membership_channel`) and still runs well can outlive the round. If all
+   workers start again after a failure, only the others are signalled, and a failure that blames a peer is the cause
+   after the grace period. After a `StopGroup` with `keeps`, `GroupSettled` follows as soon as no process is left but
+   those of workers that continue: the next run begins with them. Those that are about to end after an exception have
+   a second then, because the others wait for them. If the workers do not start again, those that continue are asked to
+   end at once, because they would wait for a new round.
+9. When all ranks have finished (`WorkerCompleted`), there is nothing to recover: a worker that came too late for this
+   world, and waits in `ronde.init` for workers that have ended with exit code 0, is ended and does not count as failed.
 
 Theory of operation
 
@@ -37,10 +45,10 @@ The phase only moves forward, from any phase to any later one:
        |                   |                  ^ |                ^
        +-----interrupt-----+------------------+ +-second Ctrl-C--+
 
-and to FINISHED as soon as all workers are gone. Processes that the last worker leaves behind begin a GRACE, too, or
-shorten it. GRACE, STOPPING and KILLING have one deadline each; an early `GroupTimer` is answered with another
-`SetGroupTimer`, a late one acts at once. The shell reports events in the order in which it learned of them, performs
-the effects in order, and decides nothing.
+and to FINISHED as soon as all workers are gone. A group that has settled begins again with RUNNING if the agent ends
+those that are left. Processes that the last worker leaves behind begin a GRACE, too, or shorten it. GRACE, STOPPING and
+KILLING have one deadline each; an early `GroupTimer` is answered with another `SetGroupTimer`, a late one acts at once.
+The shell reports events in the order in which it learned of them, performs the effects in order, and decides nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +56,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+
+from ronde.launch.agent.worker import Worker, name_ranks, signal_name
 
 __all__ = [
     "HASTY",
@@ -57,8 +67,10 @@ __all__ = [
     "Event",
     "Exited",
     "GroupEnd",
+    "GroupSettled",
     "GroupTimer",
     "InterruptGroup",
+    "NoRoundFollows",
     "NotStarted",
     "Policy",
     "SetGroupTimer",
@@ -66,7 +78,8 @@ __all__ = [
     "Started",
     "StopGroup",
     "Vacated",
-    "Worker",
+    "WorkerCompleted",
+    "WorkerContinues",
     "WorkerGroup",
     "WorkerJoined",
     "WorkerJoins",
@@ -75,7 +88,6 @@ __all__ = [
     "WorkerRaised",
     "WorkerReplaced",
     "describe_interrupt",
-    "name_ranks",
 ]
 
 
@@ -84,10 +96,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Started:
-    """The worker's process runs."""
+    """The worker's process runs.
+
+    `since_ns`: when it started, if not now. `continues`: it has said so in an earlier run (rule 8).
+    """
 
     rank: int
     pid: int
+    since_ns: int | None = None
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,20 @@ class WorkerReplaced:
 
 
 @dataclass(frozen=True)
+class WorkerContinues:
+    """From now on the worker outlives the end of a round."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class WorkerCompleted:
+    """The worker knows that all ranks have finished, and is about to end."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class WorkerMissed:
     """A rank of another node waits in `ronde.init` for this worker, which has ended with exit code 0.
 
@@ -187,10 +218,18 @@ class InterruptGroup:
 
 @dataclass(frozen=True)
 class StopGroup:
-    """The agent ends these workers; `at_once`: by SIGKILL, without SIGTERM."""
+    """The agent ends these workers; `at_once`: by SIGKILL, without SIGTERM. `keeps`: those that continue live on."""
 
     reason: str
     at_once: bool = False
+    keeps: bool = False
+
+
+@dataclass(frozen=True)
+class NoRoundFollows:
+    """The workers do not start again, so those that continue have nothing to wait for."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -202,6 +241,8 @@ Event = (
     Started
     | NotStarted
     | WorkerRaised
+    | WorkerContinues
+    | WorkerCompleted
     | WorkerJoins
     | WorkerJoined
     | WorkerLeft
@@ -211,6 +252,7 @@ Event = (
     | Vacated
     | InterruptGroup
     | StopGroup
+    | NoRoundFollows
     | GroupTimer
 )
 
@@ -246,7 +288,12 @@ class GroupEnd:
     failed_rank: int | None = None
 
 
-Effect = SignalWorkers | SetGroupTimer | GroupEnd
+@dataclass(frozen=True)
+class GroupSettled:
+    """No process is left but those of workers that continue. `GroupEnd` follows only if they are ended or fail, too."""
+
+
+Effect = SignalWorkers | SetGroupTimer | GroupSettled | GroupEnd
 
 
 GRACE_NS, PATIENCE_NS, FAREWELL_NS = 3 * 10**9, 5 * 10**9, 30 * 10**9
@@ -254,15 +301,7 @@ SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
 TYPED = (SIGINT, SIGQUIT)  # Ctrl-C and Ctrl-\, by a user who waits at a terminal
 HASTY = (*TYPED, SIGPIPE)  # workers get no time to save their state
 LEAVING_NS = 1_000_000_000  # how long processes may take to end after their worker
-UNCAUGHT = 1  # the exit code of a Python process after an exception
 CANNOT_START = 126  # the exit code of shells for a command that exists but cannot start
-
-# These have the same numbers on every supported Linux; messages give the others by number.
-_SIGNAL_NAMES = {
-    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
-    9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM",
-    23: "SIGURG", 24: "SIGXCPU", 25: "SIGXFSZ", 30: "SIGPWR", 31: "SIGSYS",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -290,95 +329,6 @@ class GroupPhase(IntEnum):
     FINISHED = 4
 
 
-@dataclass(slots=True)
-class Worker:
-    """The state of one worker."""
-
-    rank: int
-    pid: int
-    started_ns: int
-    ended_ns: int = 0
-    returncode: int | None = None  # None while its process runs
-    blames_peer: bool = False
-    leftovers: bool = False
-    raised_ns: int = 0
-    raised: str = ""  # the exception that it announced
-    has_left: bool = False  # the other ranks
-    epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
-    is_joining: bool = False  # it waits in `ronde.init` for the others
-    missed_by: tuple[int, ...] = ()  # the ranks that wait for it, although it has ended with exit code 0
-    program: str = ""  # by which it has replaced its own, without leaving the others
-    signum: int = 0  # the last signal that it got from the agent while its process ran
-    problem: str = ""  # why it could not start
-
-    @property
-    def gone(self) -> bool:
-        """Whether no process of it is left."""
-        return self.returncode is not None and not self.leftovers
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether it has ended with exit code 0, without a signal of the agent."""
-        return self.gone and self.returncode == 0 and not self.raised and not self.signum
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it has announced an exception and its process still runs."""
-        return bool(self.raised) and self.returncode is None
-
-    @property
-    def may_be_cause(self) -> bool:
-        """Whether it has left the other ranks, still runs, and may yet fail for a reason of its own."""
-        return self.has_left and self.returncode is None and not self.signum and not self.blames_peer
-
-    @property
-    def failed_by_itself(self) -> bool:
-        """Whether it failed before the agent sent it a signal."""
-        return bool(self.raised or self.missed_by or self.program) or (
-            self.returncode not in (None, 0) and not self.signum
-        )
-
-    @property
-    def exit_code(self) -> int:
-        """Its exit code, or minus the signal that killed it.
-
-        1 if it raised and then ended with 0 or by a signal, or if others wait for it after its end or have lost it.
-        """
-        if self.missed_by or ((self.raised or self.program) and (self.signum or not self.returncode)):
-            return UNCAUGHT
-        return self.returncode or 0
-
-    def causes(self, other: Worker) -> bool:
-        """Whether it is the cause of the failure rather than a worker that failed before."""
-        if self.blames_peer != other.blames_peer:
-            return other.blames_peer
-        return 0 < self.raised_ns < other.raised_ns
-
-    def describe(self) -> str:
-        """Return the beginning of a sentence: the rank and how it ended."""
-        if self.problem:
-            return f"rank {self.rank} could not be started: {self.problem}"
-        took = f"after {(self.ended_ns - self.started_ns) / 1e9:.1f} s"
-        who = f"rank {self.rank} (pid {self.pid})"
-        if self.raised and (self.signum or not self.returncode):
-            return f"{who} raised {self.raised} {took}"
-        if self.program:
-            return (
-                f"{who} left the other ranks without ronde.shutdown() {took}: it replaced its program by "
-                f"`{self.program}` (os.exec*), or closed its connections"
-            )
-        if self.missed_by:
-            calling = "calling ronde.init() again" if self.epochs else "calling ronde.init()"
-            waiting = f"{name_ranks(self.missed_by)} wait{'s' if len(self.missed_by) == 1 else ''}"
-            return f"{who}, for which {waiting}, ended with exit code 0 {took} without {calling}"
-        if self.returncode is None:
-            return f"{who} still runs"
-        if self.returncode >= 0:
-            return f"{who} failed with exit code {self.returncode} {took}"
-        hint = " (out of memory?)" if self.returncode == -SIGKILL and not self.signum else ""
-        return f"{who} was killed by {signal_name(-self.returncode)} {took}{hint}"
-
-
 @dataclass(frozen=True)
 class Absent:
     """A worker that has ended with exit code 0, after it had come to the last of `epochs` epochs."""
@@ -399,6 +349,11 @@ class WorkerGroup:
         self._grace_since_ns = 0
         self._failed: Worker | None = None
         self._interrupt = 0  # the signal of the first interrupt
+        self._ends_all = False  # no worker lives on
+        self._keeps = False  # the run is to end, and those that continue live on
+        self._has_settled = False
+        self._has_waited = False  # for a better cause than a failure that blames a peer
+        self._has_completed = False  # all ranks have finished
         self.workers: dict[int, Worker] = {}
 
     @property
@@ -408,7 +363,13 @@ class WorkerGroup:
     @property
     def cause(self) -> int | None:
         """The rank of the cause, once a worker has failed for another reason than a lost peer; else None."""
-        return self._failed.rank if self._failed and not self._failed.blames_peer else None
+        is_known = self._failed and (self._has_waited or not self._failed.blames_peer)
+        return self._failed.rank if self._failed and is_known else None
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The ranks of the workers that outlive this run, in order."""
+        return tuple(rank for rank, worker in sorted(self.workers.items()) if worker.continues)
 
     @property
     def awaits_exit(self) -> bool:
@@ -436,13 +397,22 @@ class WorkerGroup:
         match event:
             case Started():
                 self._unstarted.discard(event.rank)
-                self.workers[event.rank] = Worker(event.rank, event.pid, now_ns)
+                since_ns = now_ns if event.since_ns is None else event.since_ns
+                self.workers[event.rank] = Worker(event.rank, event.pid, since_ns, has_said=event.continues)
                 effects: list[Effect] = []
             case NotStarted():
                 effects = self._not_started(now_ns, event)
             case WorkerRaised():
                 effects = self._raised(now_ns, event)
-            case WorkerJoins() | WorkerJoined() | WorkerLeft() | WorkerMissed() | WorkerReplaced():
+            case (
+                WorkerContinues()
+                | WorkerCompleted()
+                | WorkerJoins()
+                | WorkerJoined()
+                | WorkerLeft()
+                | WorkerMissed()
+                | WorkerReplaced()
+            ):
                 effects = self._noted(now_ns, event)
             case Exited():
                 effects = self._exited(now_ns, event)
@@ -451,16 +421,34 @@ class WorkerGroup:
                 effects = self._check_joins(now_ns)
             case InterruptGroup():
                 effects = self._interrupted(now_ns, event.signum)
-            case StopGroup():
+            case StopGroup() | NoRoundFollows():
                 effects = self._unwanted(now_ns, event)
             case GroupTimer():
                 effects = self._timer(now_ns)
-        if not self._unstarted and not self._remaining():
+        return self._completed(effects)
+
+    def _completed(self, effects: list[Effect]) -> list[Effect]:
+        """Return these effects, with the end of the run if it is over."""
+        if self._unstarted or self._remaining():
+            return effects
+        if not self.survivors:
             return [self._finish("")]
+        if self._keeps and not self._has_settled:
+            self._has_settled = True
+            effects.append(GroupSettled())
         return effects
 
     def _remaining(self) -> tuple[int, ...]:
-        return tuple(sorted(rank for rank, worker in self.workers.items() if not worker.gone))
+        """Return the ranks of which processes are left that are to end in this run."""
+        kept = self.survivors if self._spares_survivors else ()
+        return tuple(
+            rank for rank, worker in sorted(self.workers.items()) if not worker.gone and rank not in kept
+        )
+
+    @property
+    def _spares_survivors(self) -> bool:
+        spares = self._policy.starts_again and self._failed is not None
+        return self._keeps or (spares and not (self._interrupt or self._ends_all))
 
     def _not_started(self, now_ns: int, event: NotStarted) -> list[Effect]:
         worker = Worker(event.rank, 0, now_ns, now_ns, CANNOT_START, problem=event.problem)
@@ -484,11 +472,23 @@ class WorkerGroup:
         return [] if self._interrupt else self._failed_by_itself(now_ns, worker)
 
     def _noted(
-        self, now_ns: int, event: WorkerJoins | WorkerJoined | WorkerLeft | WorkerMissed | WorkerReplaced
+        self,
+        now_ns: int,
+        event: WorkerContinues
+        | WorkerCompleted
+        | WorkerJoins
+        | WorkerJoined
+        | WorkerLeft
+        | WorkerMissed
+        | WorkerReplaced,
     ) -> list[Effect]:
         worker = self.workers.get(event.rank)
         if worker is None:
             return []
+        if isinstance(event, WorkerContinues | WorkerCompleted):
+            worker.has_said = True
+            self._has_completed = self._has_completed or isinstance(event, WorkerCompleted)
+            return self._check_joins(now_ns)
         if isinstance(event, WorkerReplaced):
             return self._replaced(now_ns, worker, event.program)
         if isinstance(event, WorkerLeft):
@@ -512,9 +512,18 @@ class WorkerGroup:
                     for rank, other in sorted(self.workers.items())
                     if other.returncode is None and other.is_joining and other.epochs > worker.epochs
                 )
+                if worker.missed_by and self._has_completed:
+                    return self._end_surplus(worker)
                 if worker.missed_by:
                     return self._failed_by_itself(now_ns, worker)
         return []
+
+    def _end_surplus(self, ended: Worker) -> list[Effect]:
+        """End the workers that wait for one that had finished when they came."""
+        late, ended.missed_by = ended.missed_by, ()
+        for rank in late:
+            self.workers[rank].signum = SIGKILL
+        return [SignalWorkers(late, SIGKILL, "all ranks had finished when this worker came")]
 
     def _note_missed(self, worker: Worker, by: int) -> bool:
         """Note that a rank of another node waits for this worker. Return whether the worker has failed by that."""
@@ -553,7 +562,10 @@ class WorkerGroup:
         self._failed = worker
         if self._phase >= GroupPhase.STOPPING:
             return []
-        if self._policy.starts_again and not worker.blames_peer and not worker.is_ending:
+        starts_again, is_cause = self._policy.starts_again, self.cause is not None
+        if starts_again and is_cause and self.survivors and not self._remaining():
+            return []  # the others continue, and the agent decides when this run ends
+        if is_cause and (self.survivors if not starts_again else not worker.is_ending):
             return self._stop(now_ns, self._asking, f"rank {worker.rank} failed", spare=True)
         if self._phase < GroupPhase.GRACE:
             self._grace_since_ns = now_ns
@@ -571,6 +583,9 @@ class WorkerGroup:
 
     def _interrupted(self, now_ns: int, signum: int) -> list[Effect]:
         again = self._interrupt != 0
+        self._keeps = False
+        if self._has_settled and not again:
+            self._phase = GroupPhase.RUNNING  # of those that are left
         self._interrupt = self._interrupt or signum
         self._unstarted.clear()  # no further worker starts
         if self._phase == GroupPhase.KILLING or not self.workers:
@@ -581,17 +596,42 @@ class WorkerGroup:
         given_ns = self._policy.patience_ns if signum in HASTY else self._policy.farewell_ns
         return self._stop(now_ns, asking, describe_interrupt(signum), given_ns)
 
-    def _unwanted(self, now_ns: int, event: StopGroup) -> list[Effect]:
+    def _unwanted(self, now_ns: int, event: StopGroup | NoRoundFollows) -> list[Effect]:
+        if isinstance(event, NoRoundFollows):
+            self._ends_all, self._keeps = True, False
+            return self._stop(now_ns, self._asking, event.reason, spare=True) if self.survivors else []
+        self._keeps = event.keeps and not self._interrupt
+        self._ends_all = not event.keeps
+        if not self._remaining():
+            return []
         if event.at_once and self._phase < GroupPhase.KILLING:
             return self._kill(now_ns, event.reason)
-        stops = self._phase < GroupPhase.STOPPING
+        stops = self._phase < GroupPhase.STOPPING or self._has_settled
+        if self._has_settled and not event.keeps:
+            self._phase = GroupPhase.RUNNING  # of those that are left
         return self._stop(now_ns, self._asking, event.reason, spare=True) if stops else []
+
+    def _patience_ns(self) -> int:
+        """Return how long workers may take to end: shorter for those that are about to, if others wait for that."""
+        patience_ns = self._policy.patience_ns
+        leaving = (self.workers[rank] for rank in self._remaining())
+        is_soon = all(worker.is_ending or worker.returncode is not None for worker in leaving)
+        return (
+            min(LEAVING_NS, patience_ns)
+            if self._spares_survivors and self.survivors and is_soon
+            else patience_ns
+        )
 
     def _timer(self, now_ns: int) -> list[Effect]:
         if self._phase == GroupPhase.RUNNING:
             return []
         if now_ns < self._deadline_ns:
             return [SetGroupTimer(self._deadline_ns)]
+        if self._phase == GroupPhase.GRACE and self._failed and self._failed.blames_peer and self.survivors:
+            self._has_waited = True
+            return self._failed_by_itself(now_ns, self._failed)
+        if not self._remaining():
+            return []
         if self._phase == GroupPhase.GRACE:
             if self._only_leftovers():
                 return self._stop(now_ns, self._asking, "the workers have ended but left processes behind")
@@ -620,7 +660,7 @@ class WorkerGroup:
         effects = self._signal(signum, reason, spared)
         if self._phase < GroupPhase.STOPPING:
             effects += self._enter(
-                GroupPhase.STOPPING, now_ns, self._policy.patience_ns if given_ns is None else given_ns
+                GroupPhase.STOPPING, now_ns, self._patience_ns() if given_ns is None else given_ns
             )
         return effects
 
@@ -657,14 +697,3 @@ def describe_interrupt(signum: int) -> str:
     if signum == SIGPIPE:
         return "the output cannot be written any more"
     return "interrupted by Ctrl-C" if signum == SIGINT else f"ended by {signal_name(signum)}"
-
-
-def signal_name(signum: int) -> str:
-    """Return the signal's name, such as SIGKILL."""
-    return _SIGNAL_NAMES.get(signum, f"signal {signum}")
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return "rank 1" or "ranks 1, 3"."""
-    listed = sorted(ranks)
-    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(map(str, listed))

@@ -4,6 +4,9 @@ In the launcher's loop it watches the pipes of the workers, and a pidfd of every
 exited worker left behind. It reports the cause of a failure as soon as that is known, and the end when no process is
 left. It also reports workers that a signal has stopped (SIGSTOP, Ctrl-Z in a debugger): they live, so the job waits for
 them. The kernel does not announce them, so a short file of /proc is read for each worker now and then.
+
+Workers that continue have a channel (`process/membership_channel`). `release_survivors` gives their processes to the
+next run. Until a worker has read its new place, its announcements carry its rank of an earlier round.
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from ronde.launch.agent.outputs import WorkerOutput
+from ronde.launch.agent.living_worker import LivingWorker
+from ronde.launch.agent.worker import Worker, name_ranks, signal_name
 from ronde.launch.agent.worker_group import (
     Absent,
     Event,
     Exited,
     GroupEnd,
+    GroupSettled,
     GroupTimer,
     InterruptGroup,
+    NoRoundFollows,
     NotStarted,
     Policy,
     SetGroupTimer,
@@ -30,7 +36,8 @@ from ronde.launch.agent.worker_group import (
     Started,
     StopGroup,
     Vacated,
-    Worker,
+    WorkerCompleted,
+    WorkerContinues,
     WorkerGroup,
     WorkerJoined,
     WorkerJoins,
@@ -38,19 +45,18 @@ from ronde.launch.agent.worker_group import (
     WorkerMissed,
     WorkerRaised,
     WorkerReplaced,
-    name_ranks,
-    signal_name,
 )
 from ronde.launch.launch_plan import LaunchPlan
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import OutputStream, Screen
 from ronde.process.exceptions import is_blame
-from ronde.process.process_groups import GroupLeader
+from ronde.process.membership_channel import Awaits, ChangeWanted, Completed, Continues, RoundLost
 from ronde.process.uncaught import Announcement, Announcements
 
 __all__ = [
     "GroupListener",
     "WorkerGroupShell",
+    "unwatch_worker",
 ]
 
 LEAST_NS = 10**9  # the shortest interval between two checks whether workers are stopped
@@ -63,6 +69,15 @@ class GroupListener(Protocol):
 
     def note_cause(self, rank: int) -> None:
         """Note that the failure of this worker is the cause, as soon as that is known."""
+
+    def note_continuing(self, count: int) -> None:
+        """Note how many workers would outlive the end of the round, when that changes."""
+
+    def note_world_left(self) -> None:
+        """Note that a worker has left the world of a round, and waits for its place in a later one."""
+
+    def note_settled(self) -> None:
+        """Note that no process is left but those of workers that continue, as `stop_workers` with `keeps` has asked."""
 
     def note_awaited_exit(self, is_awaited: bool) -> None:
         """Note whether a worker has left the other ranks and still runs, when that changes."""
@@ -77,13 +92,14 @@ class GroupListener(Protocol):
 class WorkerGroupShell:
     """The shell around one `WorkerGroup`.
 
-    `announcements`: those of the workers. After the end, only `note_missed` and `close` may be called, and the workers'
-    data stay.
+    `number`: that of the round. `announcements`: those of the workers. After the end, only `note_missed` and `close`
+    may be called, and the workers' data stay.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
+        number: int,
         policy: Policy,
         loop: Loop,
         screen: Screen,
@@ -92,17 +108,17 @@ class WorkerGroupShell:
         listener: GroupListener,
     ) -> None:
         self._plan = plan
+        self._number = number
         self._loop = loop
         self._screen = screen
         self._announcements = announcements
         self._listener = listener
-        self._cause: int | None = None  # these three: what the listener knows
+        self._cause: int | None = None  # these four: what the listener knows
+        self._continuing = 0
         self._awaits_exit = False
         self._absent: Absent | None = None
         self._group = WorkerGroup((worker.rank for worker in plan.workers), policy)
-        self._processes: dict[int, GroupLeader] = {}
-        self._outputs: dict[int, WorkerOutput] = {}
-        self._streams: dict[int, set[OutputStream]] = {}  # by rank; open ones
+        self._living: dict[int, LivingWorker] = {}  # by rank; also of those that have ended
         self._leftovers: dict[int, set[int]] = {}  # by rank: pidfds of processes that outlived their worker
         self._finished = False
         self._is_interactive = os.isatty(0)  # then the first worker reads what is typed
@@ -118,13 +134,79 @@ class WorkerGroupShell:
         """Whether further workers may start."""
         return not (self._finished or self._group.phase)
 
-    def add_worker(self, rank: int, process: GroupLeader, output: WorkerOutput) -> None:
-        """Take over a worker that has started."""
-        self._processes[rank], self._outputs[rank], self._streams[rank] = process, output, set()
-        self._loop.watch(process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
-        self._step_group(Started(rank, process.pid))
+    def add_worker(self, rank: int, worker: LivingWorker) -> None:
+        """Take over a worker that has started with this rank."""
+        worker.placed_ns, worker.world = worker.since_ns, self._number
+        self._take_over(rank, worker, None)
         # Last, so that `close` ends the worker if this fails.
-        self._streams[rank] = output.streams(process, self._screen.out, self._screen.err)
+        worker.streams = worker.output.streams(worker.process, self._screen.out, self._screen.err)
+
+    def place_worker(self, rank: int, worker: LivingWorker, reason: str, lost: tuple[str, ...]) -> None:
+        """Take over a worker of an earlier run, or one without a place, and tell it the place in this round."""
+        worker.placed_ns = time.monotonic_ns()
+        plan = self._plan.workers[rank - self._plan.workers[0].rank]
+        worker.give_place(plan, self._number, reason, lost)
+        self._take_over(rank, worker, worker.since_ns)
+
+    def _take_over(self, rank: int, worker: LivingWorker, since_ns: int | None) -> None:
+        self._living[rank] = worker
+        worker.places[self._number] = rank
+        self._loop.watch(worker.process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
+        if worker.channel is not None:
+            self._loop.watch(worker.channel.fileno(), Order.RAISED, partial(self._read_channel, rank))
+        self._step_group(Started(rank, worker.process.pid, since_ns, worker.continues))
+
+    def release_survivors(self) -> list[LivingWorker]:
+        """Let go of the workers that continue, in the order of their ranks, for the next run."""
+        released = []
+        for rank in self._group.survivors:
+            worker = self._living.pop(rank)
+            unwatch_worker(self._loop, worker)
+            released.append(worker)
+        return released
+
+    @property
+    def survivors(self) -> int:
+        """How many workers would outlive the end of the round."""
+        return len(self._group.survivors)
+
+    @property
+    def oldest_world(self) -> int:
+        """The number of the earliest round whose world a worker may still be in."""
+        worlds = (self._living[rank].world for rank in self._pids() if rank in self._living)
+        return min(worlds, default=self._number)
+
+    @property
+    def has_left_world(self) -> bool:
+        """Whether all workers that run have left the world of this round."""
+        running = list(self._pids())
+        return bool(running) and all(
+            rank in self._living and self._living[rank].world > self._number for rank in running
+        )
+
+    def tell_workers(self, message: RoundLost | ChangeWanted) -> None:
+        """Send the message to all workers that continue."""
+        for rank in self._group.survivors:
+            self._living[rank].tell(message)
+
+    def end_continuing(self, reason: str) -> None:
+        """End the workers if some of them continue, because no round follows."""
+        self._step_group(NoRoundFollows(reason))
+
+    def _read_channel(self, rank: int) -> None:
+        worker = self._living[rank]
+        for message in worker.heard():
+            match message:
+                case Continues():
+                    worker.continues = True
+                    self._step_group(WorkerContinues(rank))
+                case Completed():
+                    self._step_group(WorkerCompleted(rank))
+                case Awaits(after):
+                    worker.world = self._number if after < self._number else after + 1
+                    self._listener.note_world_left()
+        if worker.channel is not None and worker.channel.has_ended:
+            self._loop.unwatch(worker.channel.fileno())
 
     def note_unstarted(self, rank: int, problem: str) -> None:
         """Note that a worker cannot start. No further ones may start then."""
@@ -134,34 +216,42 @@ class WorkerGroupShell:
         """Pass a signal on to the workers."""
         self._step_group(InterruptGroup(signum))
 
-    def stop_workers(self, reason: str, at_once: bool = False) -> None:
-        """End the workers; `at_once`: by SIGKILL."""
-        self._step_group(StopGroup(reason, at_once))
+    def stop_workers(self, reason: str, at_once: bool = False, keeps: bool = False) -> None:
+        """End the workers; `at_once`: by SIGKILL; `keeps`: only those that do not continue."""
+        self._step_group(StopGroup(reason, at_once, keeps))
 
     def note_announcement(self, announcement: Announcement) -> None:
         """Note that a worker has an uncaught exception, has left the other ranks, or joins them."""
-        rank = announcement.rank
-        if rank not in self._outputs:
+        is_earlier = announcement.round not in (None, self._number)
+        rank = self._rank_now(announcement.rank, announcement.round) if is_earlier else announcement.rank
+        if rank not in self._living:
             return
         match announcement.what:
             case "raised":
                 self._note_exception(rank)
             case "left":
                 self._step_group(WorkerLeft(rank))
+            case _ if is_earlier:
+                pass
             case "joins" if str(announcement.size) == self._plan.workers[0].environment["WORLD_SIZE"]:
                 # Not a world that the program has made up.
                 self._step_group(WorkerJoins(rank, announcement.epoch))
             case "joined":
                 self._step_group(WorkerJoined(rank))
 
+    def _rank_now(self, rank: int, number: int | None) -> int:
+        """Return the present rank of the worker that had this rank in an earlier round; -1 if it is not here."""
+        found = (now for now, worker in self._living.items() if worker.places.get(number or 0) == rank)
+        return next(found, -1)
+
     def note_missed(self, rank: int, by: int) -> None:
         """Note that a rank of another node waits in `ronde.init` for this worker, which has ended."""
         self._step_group(WorkerMissed(rank, by))
 
     def _note_exception(self, rank: int) -> None:
-        for stream in self._streams[rank]:
+        for stream in self._living[rank].streams:
             stream.drain()  # its traceback
-        error = self._outputs[rank].error()
+        error = self._living[rank].output.error()
         what = error.message.partition("\n")[0] if error else "an exception"
         what = what if len(what) <= MOST_OF_ERROR else what[: MOST_OF_ERROR - 3] + "..."
         self._step_group(
@@ -185,20 +275,25 @@ class WorkerGroupShell:
         """Return whether this is one of the workers."""
         return rank in self._group.workers and self._group.workers[rank].pid == pid
 
+    def lifetime_ns(self, rank: int) -> int:
+        """Return how long a worker that has ended had its place."""
+        worker, living = self._group.workers[rank], self._living.get(rank)
+        return worker.ended_ns - living.placed_ns if living else 0
+
     def last_output(self, rank: int | None) -> list[bytes]:
         """Return a failed worker's last output, the traceback at the end; empty without a rank."""
-        output = self._outputs.get(rank) if rank is not None else None
-        return output.last_output() if output else []
+        living = self._living.get(rank) if rank is not None else None
+        return living.output.last_output() if living else []
 
     def left_tracebacks(self) -> dict[int, str]:
         """Return the tracebacks that failed workers have left to the report, by rank."""
-        found = {rank: output.left_traceback() for rank, output in sorted(self._outputs.items())}
+        found = {rank: worker.output.left_traceback() for rank, worker in sorted(self._living.items())}
         return {rank: text for rank, text in found.items() if text}
 
     def error_file(self, rank: int) -> str:
         """Return the path of a worker's error file; empty if its disk does not answer."""
-        output = self._outputs.get(rank)
-        return output.error_file if output and not output.is_silent else ""
+        living = self._living.get(rank)
+        return living.output.error_file if living and not living.output.is_silent else ""
 
     def _pids(self) -> dict[int, int]:
         """Return the process id of each rank whose process runs."""
@@ -206,8 +301,8 @@ class WorkerGroupShell:
 
     def balance(self) -> None:
         """Read from the workers only while the launcher's streams accept output. Call this before each turn."""
-        for rank, streams in self._streams.items():
-            for stream in streams:
+        for rank, worker in self._living.items():
+            for stream in worker.streams:
                 pump = partial(self._pump, rank, stream)
                 self._loop.watch(stream.fileno(), Order.OUTPUT, pump, wanted=not stream.held_up)
 
@@ -215,13 +310,14 @@ class WorkerGroupShell:
         """Kill the workers that are left, and close everything."""
         self._loop.set_timer(self, None, self._send_timer)
         self._stopped.end()
-        for rank, process in self._processes.items():
+        for rank, living in self._living.items():
             worker = self._group.workers[rank]
             if not worker.gone:
-                process.signal_group(signal.SIGKILL)
+                living.process.signal_group(signal.SIGKILL)
             if worker.returncode is None:
-                self._loop.unwatch(process.pidfd)
+                self._loop.unwatch(living.process.pidfd)
             self._close_streams(rank)
+            self._close_channel(living)
             for pidfd in self._leftovers.get(rank, ()):
                 self._loop.unwatch(pidfd)
                 os.close(pidfd)
@@ -236,29 +332,39 @@ class WorkerGroupShell:
     def _close_stream(self, rank: int, stream: OutputStream) -> None:
         self._loop.set_timer(stream, None, stream.show_prompt)
         self._loop.unwatch(stream.fileno())
-        self._streams[rank].remove(stream)
+        self._living[rank].streams.remove(stream)
         stream.close()
 
     def _close_streams(self, rank: int) -> None:
-        for stream in list(self._streams[rank]):
+        for stream in list(self._living[rank].streams):
             self._close_stream(rank, stream)
 
+    def _close_channel(self, living: LivingWorker) -> None:
+        if living.channel is not None:
+            self._loop.unwatch(living.channel.fileno())
+            living.channel.close()
+            living.channel = None
+
     def _worker_exited(self, rank: int) -> None:
-        process = self._processes[rank]
-        for stream in self._streams[rank]:
+        living = self._living[rank]
+        process = living.process
+        if living.channel is not None:
+            self._read_channel(rank)  # it may have said that all have finished
+            self._close_channel(living)
+        for stream in living.streams:
             stream.drain()
         self._loop.unwatch(process.pidfd)
         returncode = process.reap()
         leftovers = self._watch_leftovers(rank)
-        error = self._outputs[rank].error() if returncode else None
-        blames_peer = error.blames_peer if error else any(map(is_blame, self._outputs[rank].last_lines()))
+        error = living.output.error() if returncode else None
+        blames_peer = error.blames_peer if error else any(map(is_blame, living.output.last_lines()))
         self._step_group(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
         if blames_peer:
             self._find_replaced()
 
     def _watch_leftovers(self, rank: int) -> bool:
         """Watch the processes that an exited worker left behind. Return whether there are any."""
-        pidfds = self._processes[rank].open_group()
+        pidfds = self._living[rank].process.open_group()
         for pidfd in pidfds:
             self._loop.watch(pidfd, Order.EXITS, partial(self._leftover_exited, rank, pidfd))
         self._leftovers[rank] = set(pidfds)
@@ -271,7 +377,7 @@ class WorkerGroupShell:
         os.close(pidfd)
         self._leftovers[rank].remove(pidfd)
         if not self._leftovers[rank]:
-            for stream in self._streams[rank]:
+            for stream in self._living[rank].streams:
                 stream.drain()
             if not self._watch_leftovers(rank):  # they may have started others
                 self._step_group(Vacated(rank))
@@ -283,6 +389,9 @@ class WorkerGroupShell:
 
     def _step_group(self, event: Event) -> None:
         effects = self._group.step(time.monotonic_ns(), event)
+        if self.survivors != self._continuing:
+            self._continuing = self.survivors
+            self._listener.note_continuing(self._continuing)
         if self._group.cause != self._cause:
             self._cause = self._group.cause
             if self._cause is not None:
@@ -298,16 +407,28 @@ class WorkerGroupShell:
                 case SignalWorkers(ranks, signum, reason):
                     self._screen.tell(f"{reason}: {signal_name(signum)} to {name_ranks(ranks)}")
                     for rank in ranks:
-                        self._processes[rank].signal_group(signum)
+                        self._living[rank].process.signal_group(signum)
                         # A stopped process would not receive the signal.
-                        self._processes[rank].signal_group(signal.SIGCONT)
+                        self._living[rank].process.signal_group(signal.SIGCONT)
                 case SetGroupTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._send_timer)
+                case GroupSettled():
+                    self._listener.note_settled()
                 case GroupEnd():
                     self._finished = True
                     self._stopped.end()
                     self._loop.set_timer(self, None, self._send_timer)
                     self._listener.note_end(effect)
+
+
+def unwatch_worker(loop: Loop, worker: LivingWorker) -> None:
+    """Stop serving what belongs to a worker; the next owner goes on."""
+    loop.unwatch(worker.process.pidfd)
+    if worker.channel is not None:
+        loop.unwatch(worker.channel.fileno())
+    for stream in worker.streams:
+        loop.set_timer(stream, None, stream.show_prompt)
+        loop.unwatch(stream.fileno())
 
 
 def _program_of(pid: int) -> str:

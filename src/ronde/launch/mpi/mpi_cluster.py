@@ -36,7 +36,7 @@ from pathlib import Path
 from ronde.environment import environment
 from ronde.errors import AuthenticationError
 from ronde.job_key import JobKey
-from ronde.launch.agent.worker_group import signal_name
+from ronde.launch.agent.worker import signal_name
 from ronde.launch.clusters.cluster import Capabilities, Capacity, Cluster, SlotEvents, Ticket
 from ronde.launch.config import LaunchConfig
 from ronde.launch.driver.agent_process import AgentPhase, AgentProcess, EchoFilter

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -363,12 +364,62 @@ OPERATIONS = (
 )
 
 
-def sequences(seeds: range) -> list[Any]:
-    return [sequence(seed) for seed in seeds]
+def compiled_sequence(seed: int) -> list[Any]:
+    """Compile some random operations on two groups as one graph; return this rank's results."""
+    choose, rank, size = random.Random(seed), dist.get_rank(), dist.get_world_size()
+    some = sorted(choose.sample(range(size), choose.randint(2, size)))
+    groups = [(dist.group.WORLD, list(range(size))), (dist.new_group(some), some)]
+    plan = [(choose.choice(COMPILED_OPERATIONS), *choose.choice(groups)) for _ in range(choose.randint(2, 6))]
+    count = choose.choice((1, 5, 700))
+    given = torch.rand(12 * count, generator=torch.Generator().manual_seed(100 * seed + rank))
+
+    def apply_plan(x: Any) -> Any:
+        for operation, group, of in plan:
+            if rank in of:
+                x = operation(x, group, len(of)) * 0.5 + 1
+        return x
+
+    torch._dynamo.reset()
+    return [torch.compile(apply_plan, backend="aot_eager", fullgraph=True)(given)]
 
 
-def compare_sequences(folder: str, first: int, count: int) -> None:
-    results = with_each_backend(folder, sequences, range(first, first + count))
+def summed(x: Any, group: Any, size: int) -> Any:
+    return functions.all_reduce(x, "sum", group)
+
+
+def summed_in_place(x: Any, group: Any, size: int) -> Any:
+    y = x + 1
+    dist.all_reduce(y, group=group)
+    return y
+
+
+def largest(x: Any, group: Any, size: int) -> Any:
+    return functions.all_reduce(x, "max", group)
+
+
+def gathered(x: Any, group: Any, size: int) -> Any:
+    return functions.all_gather_tensor(x, 0, group).view(size, -1).mean(0)
+
+
+def scattered(x: Any, group: Any, size: int) -> Any:
+    return functions.reduce_scatter_tensor(x, "sum", 0, group).repeat(size)
+
+
+def exchanged(x: Any, group: Any, size: int) -> Any:
+    return functions.all_to_all_single(x, None, None, group)
+
+
+COMPILED_OPERATIONS = (summed, summed_in_place, largest, gathered, scattered, exchanged)
+
+
+def sequences_of(make: Callable[[int], list[Any]], seeds: range) -> list[Any]:
+    return [make(seed) for seed in seeds]
+
+
+def compare_sequences(
+    folder: str, first: int, count: int, make: Callable[[int], list[Any]] = sequence
+) -> None:
+    results = with_each_backend(folder, sequences_of, make, range(first, first + count))
     for seed, (ours, theirs) in enumerate(zip(results["ronde"], results["gloo"]), first):
         try:
             close(ours, theirs)
@@ -383,3 +434,12 @@ def test_random_sequences(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_thousand_random_sequences(tmp_path: Path) -> None:
     ranks.run(compare_sequences, 4, str(tmp_path), 1000, 1000, timeout_s=280)
+
+
+def test_random_compiled_sequences(tmp_path: Path) -> None:
+    ranks.run(compare_sequences, 3, str(tmp_path), 0, 3, compiled_sequence)
+
+
+@pytest.mark.slow
+def test_forty_random_compiled_sequences(tmp_path: Path) -> None:
+    ranks.run(compare_sequences, 3, str(tmp_path), 1000, 40, compiled_sequence, timeout_s=280)

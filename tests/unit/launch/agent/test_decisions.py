@@ -18,6 +18,7 @@ from ronde.launch.agent.decisions import (
     AgentNotice,
     AgentTimer,
     Effect,
+    EndContinuing,
     EndJob,
     Event,
     Failing,
@@ -26,15 +27,21 @@ from ronde.launch.agent.decisions import (
     LeaveJob,
     ReportFailure,
     ReportSuccess,
+    RequestChange,
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
+    TellWorkers,
+    WorkersContinue,
     WorkersEnded,
+    WorkersSettled,
     WorkerState,
+    WorldLeft,
 )
 from ronde.rendezvous.membership import (
     AllSucceeded,
     Budget,
+    ChangeRequested,
     Ejected,
     Failure,
     JobClosed,
@@ -345,6 +352,80 @@ def test_success_outlives_the_store() -> None:
     assert exit.exit_code == 0
 
 
+# Workers that continue.
+
+
+def continuing(nodes: int = 1) -> Story:
+    story = running(nodes, group_rank=0)
+    assert story.after(WorkersContinue(2)) == []
+    return story
+
+
+def test_workers_that_continue_outlive_a_round() -> None:
+    story = continuing()
+    assert story.after(WorkersContinue(1), Failing(OURS)) == [
+        TellWorkers(0, OURS.message),
+        ReportFailure(OURS),
+    ]
+    assert story.after(RoundEnded(0, WorkerFailed(OURS))) == [
+        TellWorkers(0, OURS.message),
+        StopWorkers("the round is over", keeps=True),
+    ]
+    assert story.after(WorkersSettled()) == [JoinRound()]
+    assert story.agent.state is WorkerState.HEALTHY
+    following = a_round(1, 1, restarts=1, group_rank=0)
+    assert story.after(RoundBegan(following)) == [
+        StartWorkers(following, True, OURS.message, (OURS.message,))
+    ]
+
+
+def test_a_new_node_is_no_loss() -> None:
+    story = continuing(2)
+    tell, stop = story.after(RoundEnded(0, NodesWaiting(1)))
+    assert tell == TellWorkers(0, "1 more node can take part", is_lost=False)
+    assert stop == StopWorkers("the round is over", keeps=True)
+    story.after(WorkersSettled())
+    (start,) = story.after(RoundBegan(a_round(1, 3)))
+    assert start == StartWorkers(a_round(1, 3), True, "1 more node can take part")
+
+
+def test_all_workers_start_again_when_those_that_were_to_continue_have_ended_too() -> None:
+    story = continuing()
+    story.after(RoundEnded(0, WorkerFailed(OURS)))
+    said, join = story.agent.step(0, WorkersEnded(137, "", OURS))
+    assert said == AgentNotice(f"{OURS.message}; starting all workers again")
+    assert join == JoinRound()
+
+
+def test_after_the_death_of_all_that_continue_the_next_round_begins_with_new_workers() -> None:
+    story = continuing()
+    story.after(RoundEnded(0, WorkerFailed(OURS)), WorkersSettled())
+    assert story.after(WorkersEnded(137, "rank 0 was killed", OURS)) == []
+    assert story.after(RoundBegan(a_round(1, 1, group_rank=0))) == [
+        StartWorkers(a_round(1, 1, group_rank=0), True)
+    ]
+
+
+@pytest.mark.parametrize("last", [JobClosed("over"), RendezvousBroken("over")])
+def test_no_worker_continues_after_the_end_of_the_job(last: Event) -> None:
+    story = continuing()
+    story.after(RoundEnded(0, WorkerFailed(OURS)), WorkersSettled())
+    assert story.after(last) == [StopWorkers("over")]
+    assert [type(effect) for effect in story.after(WorkersEnded(143, ""))] == [AgentEnd]
+
+
+def test_without_another_round_those_that_continue_are_ended() -> None:
+    story = continuing()
+    story.after(Failing(OURS))
+    assert story.after(JobClosed(OURS.message, OURS)) == [EndContinuing(OURS.message)]
+
+
+def test_workers_that_have_left_their_world_get_another_round() -> None:
+    story = continuing()
+    assert story.after(WorldLeft(3, "of a round long gone")) == []
+    assert story.after(WorldLeft(0, "a replacement is ready")) == [RequestChange("a replacement is ready")]
+
+
 # The drawing in the header, the table at the end, and what the machine does.
 
 ONE_OF_EACH: list[Event] = [
@@ -358,8 +439,14 @@ ONE_OF_EACH: list[Event] = [
     ),
     *(
         RoundEnded(0, cause)
-        for cause in (WorkerFailed(OTHERS), NodesLost(NODES[1:], "gone"), NodesWaiting(2))
+        for cause in (
+            WorkerFailed(OTHERS),
+            NodesLost(NODES[1:], "gone"),
+            NodesWaiting(2),
+            ChangeRequested("a replacement is ready"),
+        )
     ),
+    *(WorkersContinue(1), WorkersSettled(), WorldLeft(0, "a replacement is ready")),
     *(JobClosed("over"), RendezvousBroken("lost"), InterruptAgent(SIGINT, "Ctrl-C")),
     *(WorkersEnded(0, ""), WorkersEnded(1, "", OURS)),
 ]
@@ -411,6 +498,7 @@ EVENTS = st.one_of(
     st.sampled_from([AllSucceeded(0), AllSucceeded(1), Ejected("silent"), Notice("hello"), AgentTimer()]),
     st.sampled_from([JobClosed("over"), JobClosed("over", OTHERS), RendezvousBroken("lost")]),
     st.sampled_from([Failing(OURS), InterruptAgent(SIGINT, "Ctrl-C"), InterruptAgent(SIGTERM, "SIGTERM")]),
+    st.sampled_from([WorkersContinue(0), WorkersContinue(1), WorkersSettled(), WorldLeft(0, "left")]),
     st.builds(WorkersEnded, st.sampled_from([0, 1]), st.just(""), st.sampled_from([None, OURS])),
 )
 
@@ -418,7 +506,7 @@ EVENTS = st.one_of(
 @given(st.lists(st.tuples(st.integers(0, 500), EVENTS), max_size=30))
 def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
     story = Story()
-    alive, joined, over = False, True, False
+    alive, joined, over, keeps = False, True, False, False
     said: Effect | None = None
     for now_ns, event in sorted(happened, key=lambda each: each[0]):
         alive = alive and not isinstance(event, WorkersEnded)
@@ -426,14 +514,15 @@ def test_in_any_order(happened: list[tuple[int, Event]]) -> None:
             assert not over, "nothing happens after the exit"
             match effect:
                 case JoinRound():
-                    assert not alive
+                    assert not alive or keeps
                     joined = True
                 case StartWorkers():
                     assert joined
-                    assert not alive
-                    alive, joined, said = True, False, None
+                    assert not alive or keeps
+                    alive, joined, said, keeps = True, False, None, False
                 case StopWorkers():
                     assert alive
+                    keeps = effect.keeps
                 case ReportSuccess():
                     assert not said
                     said = effect

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ronde.launch.agent.worker import name_ranks
 from ronde.launch.agent.worker_group import (
     PATIENCE_NS,
     Absent,
@@ -14,8 +15,10 @@ from ronde.launch.agent.worker_group import (
     Exited,
     GroupEnd,
     GroupPhase,
+    GroupSettled,
     GroupTimer,
     InterruptGroup,
+    NoRoundFollows,
     NotStarted,
     Policy,
     SetGroupTimer,
@@ -23,6 +26,8 @@ from ronde.launch.agent.worker_group import (
     Started,
     StopGroup,
     Vacated,
+    WorkerCompleted,
+    WorkerContinues,
     WorkerGroup,
     WorkerJoined,
     WorkerJoins,
@@ -30,7 +35,6 @@ from ronde.launch.agent.worker_group import (
     WorkerMissed,
     WorkerRaised,
     WorkerReplaced,
-    name_ranks,
 )
 
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 3, 9, 11, 13, 15
@@ -46,6 +50,8 @@ def tell(effect: Effect) -> str:
             return f"signal {signum} to {name_ranks(ranks)}"
         case SetGroupTimer(at_ns):
             return f"timer at {at_ns / 1e9:g}"
+        case GroupSettled():
+            return "settled"
         case GroupEnd(exit_code, _, failed_rank):
             return f"finish {exit_code}" + (f" because of {failed_rank}" if failed_rank is not None else "")
 
@@ -62,7 +68,7 @@ class Story:
     def at(self, second: float, event: Event) -> list[str]:
         effects = self.group.step(round(second * 1e9), event)
         for effect in effects:
-            if not isinstance(effect, SetGroupTimer):
+            if not isinstance(effect, SetGroupTimer | GroupSettled):
                 self.reason = effect.reason
         return [tell(effect) for effect in effects]
 
@@ -526,3 +532,142 @@ def play_until_finished(choose: random.Random, seed: str) -> None:
         if trouble_ns is None and group.phase != GroupPhase.RUNNING:
             trouble_ns = now_ns
     assert trouble_ns is None or now_ns <= trouble_ns + 15 * 10**9, seed
+
+
+# Workers that continue.
+
+AGAIN = Policy(starts_again=True, farewell_ns=PATIENCE_NS)
+NEXT = StopGroup("the round is over", keeps=True)
+
+
+def continuing(ranks: int, policy: Policy = AGAIN, others: int = 0) -> Story:
+    """A group in which all workers continue, but for the last `others`."""
+    story = Story(ranks, policy)
+    for rank in range(ranks - others):
+        assert story.at(0.5, WorkerContinues(rank)) == []
+    assert story.group.survivors == tuple(range(ranks - others))
+    return story
+
+
+def test_a_death_is_not_the_end_of_those_that_continue() -> None:
+    story = continuing(4)
+    assert story.at(1, Exited(2, -SIGKILL)) == []
+    assert (story.group.cause, story.group.survivors) == (2, (0, 1, 3))
+    assert story.at(1.01, NEXT) == ["settled"]
+    assert story.group.phase is GroupPhase.RUNNING
+
+
+def test_two_deaths_at_once() -> None:
+    story = continuing(4)
+    story.at(1, Exited(2, -SIGKILL))
+    assert story.at(1, Exited(0, -SIGKILL)) == []
+    assert story.group.cause == 2
+    assert story.at(1, NEXT) == ["settled"]
+    assert story.group.survivors == (1, 3)
+
+
+def test_the_death_of_all_is_the_end() -> None:
+    story = continuing(2)
+    story.at(1, Exited(1, -SIGKILL))
+    assert story.at(1.1, Exited(0, -SIGKILL)) == ["finish 137 because of 1"]
+
+
+def test_the_death_of_all_that_were_kept_is_the_end() -> None:
+    story = continuing(2)
+    story.at(1, Exited(1, 3))
+    assert story.at(1, NEXT) == ["settled"]
+    assert story.at(1.1, Exited(0, -SIGKILL)) == ["finish 3 because of 1"]
+
+
+def test_workers_that_do_not_continue_are_ended() -> None:
+    story = continuing(4, others=2)
+    assert story.at(1, Exited(0, 3)) == ["signal 15 to ranks 2, 3", "timer at 6"]
+    assert story.at(1, NEXT) == []
+    assert story.at(1.1, Exited(2, -SIGTERM)) == []
+    assert story.at(1.2, Exited(3, -SIGTERM)) == ["settled"]
+    assert story.group.survivors == (1,)
+    assert story.at(6, GroupTimer()) == []
+
+
+def test_those_that_hang_are_killed_and_the_others_wait_for_that() -> None:
+    story = continuing(3, others=1)
+    story.at(1, Exited(0, 3))
+    assert story.at(6, GroupTimer()) == ["signal 9 to rank 2", "timer at 11"]
+    assert story.at(6.1, NEXT) == []
+    assert story.at(6.2, Exited(2, -SIGKILL)) == ["settled"]
+
+
+def test_exit_handlers_have_a_second_while_others_wait() -> None:
+    story = continuing(2)
+    assert story.at(1, WorkerRaised(1, "ValueError")) == ["timer at 6"]
+    assert story.at(1, NEXT) == ["timer at 2"]
+    assert story.at(2, GroupTimer()) == ["signal 9 to rank 1", "timer at 7"]
+    assert story.at(2, Exited(1, -SIGKILL)) == ["settled"]
+
+
+def test_leftovers_of_a_dead_worker_are_ended_while_others_wait() -> None:
+    story = continuing(2)
+    assert story.at(1, Exited(1, -SIGKILL, leftovers=True)) == ["signal 15 to rank 1", "timer at 2"]
+    assert story.at(1, NEXT) == []
+    assert story.at(1.5, Vacated(1)) == ["settled"]
+
+
+def test_a_failure_that_blames_a_peer_counts_after_a_while() -> None:
+    story = continuing(2)
+    assert story.at(1, Exited(1, 1, blames_peer=True)) == ["timer at 4"]
+    assert story.group.cause is None
+    assert story.at(4, GroupTimer()) == []
+    assert story.group.cause == 1
+    assert story.at(4, NEXT) == ["settled"]
+
+
+def test_without_another_start_those_that_continue_are_asked_to_end() -> None:
+    story = continuing(3, Policy(farewell_ns=PATIENCE_NS))
+    assert story.at(1, Exited(2, -SIGKILL)) == ["signal 15 to ranks 0, 1", "timer at 6"]
+    story.at(1.1, Exited(0, -SIGTERM))
+    assert story.at(1.2, Exited(1, -SIGTERM)) == ["finish 137 because of 2"]
+
+
+def test_no_round_follows() -> None:
+    story = continuing(2)
+    story.at(1, Exited(1, 3))
+    assert story.at(2, NoRoundFollows("the job is over")) == ["signal 15 to rank 0", "timer at 7"]
+    assert story.at(7, GroupTimer()) == ["signal 9 to rank 0", "timer at 12"]
+    assert story.at(7.1, Exited(0, -SIGKILL)) == ["finish 3 because of 1"]
+
+
+@pytest.mark.parametrize(
+    ("event", "effects"),
+    [
+        (StopGroup("the job is over"), ["signal 15 to rank 0", "timer at 7"]),
+        (StopGroup("the others have gone on", at_once=True), ["signal 9 to rank 0", "timer at 7"]),
+        (InterruptGroup(SIGINT), ["signal 2 to rank 0", "timer at 7"]),
+    ],
+)
+def test_those_that_wait_for_a_round_can_be_ended(event: Event, effects: list[str]) -> None:
+    story = continuing(2)
+    story.at(1, Exited(1, 3))
+    story.at(1, NEXT)
+    assert story.at(2, event) == effects
+    assert story.at(3, Exited(0, -SIGTERM)) == ["finish 3 because of 1"]
+
+
+def test_a_worker_of_an_earlier_run_keeps_its_age() -> None:
+    group = WorkerGroup([0, 1], AGAIN)
+    group.step(10**9, Started(0, 100, since_ns=0, continues=True))
+    group.step(10**9, Started(1, 101))
+    assert group.survivors == (0,)
+    assert group.step(2 * 10**9, Exited(0, -SIGKILL)) != []
+    assert (
+        group.workers[0].describe() == "rank 0 (pid 100) was killed by SIGKILL after 2.0 s (out of memory?)"
+    )
+
+
+def test_a_worker_that_comes_when_all_have_finished_is_ended() -> None:
+    story = continuing(3, others=1)
+    story.at(1, WorkerCompleted(0))
+    story.at(1, WorkerCompleted(1))
+    assert story.at(2, Exited(0, 0)) == []
+    assert story.at(2, Exited(1, 0)) == []
+    assert story.at(3, WorkerJoins(2, 0)) == ["signal 9 to rank 2"]
+    assert story.at(3.1, Exited(2, -SIGKILL)) == ["finish 0"]

@@ -1,0 +1,376 @@
+"""The state of an elastic training: its parts, its commits, and how a new process gets it.
+
+`elastic/commit_protocol` says what a commit is and where ranks go after a loss; `elastic/running` calls it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from ronde.comm import world as comm
+from ronde.elastic.batches import Batches, Positions
+from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
+from ronde.elastic.goodput import Goodput, Ledger
+from ronde.engine.objects import broadcast_object
+from ronde.errors import MismatchError, UsageError
+from ronde.process.membership_channel import membership
+from ronde.types import Max
+
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "Part", "State", "goodput", "ledger"]
+
+_log = logging.getLogger("ronde.elastic")
+
+ledger = Ledger(time.monotonic_ns())  # of this process
+
+
+def goodput() -> Goodput:
+    """Return what became of the time of this process since it entered `ronde.elastic.run` (see `Goodput`)."""
+    return ledger.read(time.monotonic_ns())
+
+
+class HostsUpdatedInterrupt(Exception):
+    """The world changes without a loss: raised on all ranks at a commit, and handled by `ronde.elastic.run`.
+
+    Args:
+        skip_sync: Whether new processes need nothing from the state.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the members of the job change")
+        self.skip_sync = skip_sync
+
+
+class Part(Protocol):
+    """One part of a state, such as a model. It has a *copy*, in host memory, of what it was at the last `save`.
+
+    `is_sharded`: each rank has another part of the whole, so that a lost rank takes its part with it.
+    """
+
+    is_sharded: bool
+
+    def save(self) -> None:
+        """Copy the live state, over the last copy."""
+
+    def restore(self) -> None:
+        """Make the live state that of the copy. Does nothing without a copy."""
+
+    def payload(self) -> object:
+        """Return what a new process needs of the copy; pickle can copy it."""
+
+    def load(self, payload: Any) -> None:
+        """Take a payload as the copy, and as the live state."""
+
+
+class State:
+    """What a training must not lose: named parts, and the position in its batches.
+
+    `ronde.elastic.run` restores it after a loss, and gives it to new processes. Derive from it, or use `ObjectState`.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Part] = {}
+        self._standing = Standing()
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._hosts_updated = False
+        self._positions = Positions()
+        self.add_part("positions", self._positions)
+
+    def add_part(self, name: str, part: Part) -> None:
+        """Add a part, before the state is first used. All ranks add the same ones."""
+        self._parts[name] = part
+
+    # What a program calls
+
+    def commit(self) -> None:
+        """Make the present state the one to which all ranks go back after a loss.
+
+        All ranks call it at the same place, usually after each step. It waits until all have come, then copies.
+
+        Raises:
+            HostsUpdatedInterrupt: the members of the job change; `ronde.elastic.run` handles it.
+            PeerError: a rank was lost; `ronde.elastic.run` handles it.
+            MismatchError: ranks have made different numbers of commits.
+        """
+        number = self._standing.copied + 1
+        is_changing = self._pass_barrier(number)
+        self._copy(number)
+        ledger.commit(time.monotonic_ns())
+        if is_changing:
+            raise HostsUpdatedInterrupt
+
+    def check_host_updates(self) -> None:
+        """Raise HostsUpdatedInterrupt, on all ranks, if the members of the job change; the state is committed before.
+
+        All ranks call it at the same place.
+        """
+        if self._agree_on_change(self._standing.copied + 1):
+            self._copy(self._standing.copied + 1)
+            ledger.commit(time.monotonic_ns())
+            raise HostsUpdatedInterrupt
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Call these functions, on the processes that stay, whenever the world has changed."""
+        self._reset_callbacks += callbacks
+
+    def batches(
+        self,
+        data: Any,
+        global_batch: int,
+        *,
+        seed: int | None = 0,
+        epochs: int = 1,
+        micro_batch: int | None = None,
+        name: str = "",
+    ) -> Iterator[Any]:
+        """Yield this rank's share of each batch, from the position of the last commit on.
+
+            for batch in state.batches((images, labels), global_batch=256, epochs=10):
+                step(*batch)
+                state.commit()
+
+        The order follows from `seed`, epoch and step alone, so each sample is in one committed step of each epoch,
+        whatever happens to the world. All ranks together get `global_batch` samples in each step; shares differ by one
+        sample at most, and may be empty. The last batch of an epoch may be smaller.
+
+        Args:
+            data: an array, a tuple, list or dict of arrays of equal length, the number of samples (then the indices are
+                yielded), or anything with a length whose items are samples (then a list of them is).
+            global_batch: the number of samples in a step of all ranks.
+            seed: of the order; None keeps the order of the data.
+            epochs: how often all samples are taken, in all.
+            micro_batch: if given, each batch is a `Pieces` with fixed pieces of so many samples, whose `sum` has the
+                same bits for every size of the world.
+            name: if a program goes through batches more than once, a name for each time.
+
+        Raises:
+            UsageError: an argument is invalid.
+        """
+        return iter(Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name, ledger))
+
+    # What a state with other needs overrides
+
+    def save(self) -> None:
+        """Copy all parts. `commit` calls it when all ranks have come."""
+        for part in self._parts.values():
+            part.save()
+
+    def restore(self) -> None:
+        """Go back to the copies of all parts."""
+        for part in self._parts.values():
+            part.restore()
+
+    def reset(self) -> None:
+        """Prepare for a world of other ranks. `on_reset` calls it before the callbacks."""
+
+    def sync(self) -> None:
+        """Make the state equal on all ranks: those without the newest commit receive it from the lowest that has it.
+
+        All ranks call it; `ronde.elastic.run` does when a world has formed.
+        """
+        decision = decide(comm_standings(Standing(self._standing.copied)))
+        mine = decision.actions[comm.rank()]
+        if mine is Action.BEGIN and comm.rank() == decision.holders[0]:
+            self._copy(0)
+        receives = [
+            rank for rank, action in enumerate(decision.actions) if action in (Action.BEGIN, Action.RECEIVE)
+        ]
+        root = decision.holders[0]
+        if receives != [root]:
+            self._transfer(root, comm.rank() in receives and comm.rank() != root, decision.number)
+
+    # What `ronde.elastic.run` and launchers call
+
+    def on_reset(self) -> None:
+        """Run the callbacks after the world has changed, on a process that stays."""
+        self._hosts_updated = False
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+        if self._reset_callbacks and self._standing.copied != NOTHING:
+            self.save()  # a new process gets what the callbacks have changed
+
+    def on_hosts_updated(self, timestamp: float = 0, update_res: int = 0) -> None:
+        """Ask for `HostsUpdatedInterrupt` at the next commit. Any thread may call it."""
+        self._hosts_updated = True
+
+    def payload(self) -> Mapping[str, object]:
+        """Return what a new process needs of the copies of all parts."""
+        return {name: part.payload() for name, part in self._parts.items()}
+
+    def load(self, payload: Mapping[str, object], number: int) -> None:
+        """Take the payload of commit `number` as the copies, and as the live state."""
+        if payload.keys() != self._parts.keys():
+            raise UsageError(
+                f"the state of this process has the parts {sorted(self._parts)}, the one that it receives has "
+                f"{sorted(payload)}: all processes must make the same state"
+            )
+        for name, part in self._parts.items():
+            part.load(payload[name])
+        self._standing = Standing(number)
+
+    @property
+    def commit_number(self) -> int:
+        """The number of the commit whose copy this process has (-1: none)."""
+        return self._standing.copied
+
+    def agree(self) -> tuple[Decision, bool]:
+        """Agree with all ranks of a new world on the commit, and go there; ranks that lack it get it in `sync`.
+
+        Return the decision, and whether the survivors' work since the last copy counts.
+        """
+        mine = self._standing._replace(may_advance=not any(part.is_sharded for part in self._parts.values()))
+        standings = comm_standings(mine)
+        decision = decide(standings)
+        advances = (
+            all(each.copied < decision.number for each in standings)
+            and decision.actions[0] is not Action.BEGIN
+        )
+        match decision.actions[comm.rank()]:
+            case Action.RESTORE:
+                self.restore()
+                self._standing = Standing(decision.number)
+            case Action.SAVE:
+                self._copy(decision.number)
+            case _:
+                self._standing = Standing()
+        return decision, advances
+
+    def finish(self) -> None:
+        """Wait until all ranks have finished, as if for a commit."""
+        self._pass_barrier(self._standing.copied + 1)
+        self._standing = Standing(self._standing.copied)
+        ledger.commit(time.monotonic_ns())
+
+    def forget_point(self) -> None:
+        """Note that the live state may have changed since the last commit."""
+        self._standing = Standing(self._standing.copied)
+
+    # Private
+
+    def _pass_barrier(self, number: int) -> bool:
+        """Wait until all ranks have come to commit `number`; return whether the members of the job change."""
+        self._standing = Standing(self._standing.copied, number)
+        return self._agree_on_change(number)
+
+    def _agree_on_change(self, number: int) -> bool:
+        mine = membership()
+        wanted = self._hosts_updated or (mine is not None and mine.change_wanted is not None)
+        if comm.size() > 1:
+            words = np.array([wanted, number, -number], np.int64)
+            most = comm.world().allreduce(words, op=Max)
+            if most[1] != -most[2]:
+                raise MismatchError(
+                    f"ranks are at different commits, {-most[2]} to {most[1]}: all ranks must call commit() and "
+                    "check_host_updates() at the same places"
+                )
+            wanted = bool(most[0])
+        return wanted
+
+    def _copy(self, number: int) -> None:
+        self.save()
+        self._standing = Standing(number)
+
+    def _transfer(self, root: int, receives: bool, number: int) -> None:
+        payload = broadcast_object(
+            self.payload() if comm.rank() == root else None, root, "ronde.elastic.state"
+        )
+        if receives:
+            self.load(payload, number)
+
+
+def comm_standings(mine: Standing) -> list[Standing]:
+    """Return the standings of all ranks, which all call it."""
+    row = np.array([mine.copied, mine.point, mine.may_advance], np.int64)
+    rows = comm.world().allgather(row).reshape(-1, 3)
+    return [Standing(int(copied), int(point), bool(may)) for copied, point, may in rows]
+
+
+class ObjectState(State):
+    """A state of Python objects and NumPy arrays, which are its attributes.
+
+        state = ronde.elastic.ObjectState(weights=np.zeros(10), best=0.0)
+        state.weights -= 0.1 * gradient
+
+    A restored array keeps its memory, so other names of it stay valid.
+
+    Args:
+        attributes: Objects that `copy.deepcopy` and pickle can copy, by name.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        for name, value in attributes.items():
+            if hasattr(self, name):
+                raise UsageError(f"a state has a method {name!r}: choose another name for the attribute")
+            setattr(self, name, value)
+        self.add_part("attributes", _Attributes(self, list(attributes)))
+
+    if TYPE_CHECKING:  # the attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+
+class _Attributes:
+    """The attributes of an object, as a part."""
+
+    is_sharded = False
+
+    def __init__(self, owner: object, names: list[str]) -> None:
+        self._owner, self._names = owner, names
+        self._copy: dict[str, Any] | None = None
+
+    def save(self) -> None:
+        live = {name: getattr(self._owner, name) for name in self._names}
+        self._copy = copy_into(self._copy, live)
+
+    def restore(self) -> None:
+        if self._copy is not None:
+            for name in self._names:
+                setattr(self._owner, name, copy_into(getattr(self._owner, name), self._copy[name]))
+
+    def payload(self) -> object:
+        return self._copy
+
+    def load(self, payload: Any) -> None:
+        self._copy = payload
+        self.restore()
+
+
+def copy_into(target: Any, value: Any) -> Any:
+    """Return a deep copy of the value, in the memory of `target` as far as that fits."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        if (
+            type(target) is type(value)
+            and target is not value
+            and (target.shape, target.dtype) == (value.shape, value.dtype)
+            and target.flags.writeable
+        ):
+            np.copyto(target, value)
+            return target
+        return value.copy()
+    if type(value) is dict:
+        copied = {
+            key: copy_into(target.get(key) if type(target) is dict else None, each)
+            for key, each in value.items()
+        }
+        if type(target) is not dict or target is value:
+            return copied
+        target.clear()
+        target.update(copied)
+        return target
+    if type(value) is list:
+        old = target if type(target) is list and len(target) == len(value) else [None] * len(value)
+        copied_items = [copy_into(place, each) for place, each in zip(old, value)]
+        if type(target) is not list or target is value:
+            return copied_items
+        target[:] = copied_items
+        return target
+    return copy.deepcopy(value)

@@ -1,0 +1,1 @@
+"""Estimators that are sums of decision trees."""

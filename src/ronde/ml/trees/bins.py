@@ -1,0 +1,181 @@
+"""Bins: each column's values replaced by numbers of one byte, such that trees split between bins.
+
+The borders come from a sample of the rows, chosen by seed and row number: the same for any number of tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde._native import tree_bin_rows
+from ronde.ml.fitted_forms import Sizes
+
+__all__ = ["Bins", "BinsForm", "find_bins", "hashed_rows", "sample_rows"]
+
+Array = NDArray[Any]
+
+WIDEST_GROUP = 16  # columns, as in cpp/trees/binned_rows.h
+MOST_SAMPLED = 200_000  # rows
+MOST_SAMPLED_NUMBERS = 1 << 26
+LEAST_SAMPLED = 10_000  # rows, of however many columns
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The bins of all columns.
+
+    Attributes:
+        values: float64: of a column of numbers the largest value of each bin but the last, ascending; of one of
+            categories the categories, ascending.
+        starts: int64: column c has the values from `starts[c]` to `starts[c + 1]`.
+        is_categorical: uint8: 1 for a column of categories.
+    """
+
+    values: Array
+    starts: Array
+    is_categorical: Array
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns there are."""
+        return len(self.is_categorical)
+
+    def of(self, X: Array, threads: int = 1) -> Array:
+        """Return the bins of rows, uint8, in the layout of cpp/trees/binned_rows.h.
+
+        `X`: shape (rows, columns), float64 or float32; NaN is a missing value.
+        """
+        X = np.ascontiguousarray(X)
+        groups, width = _groups_of(self.num_columns)
+        binned = np.empty(groups * width * len(X), np.uint8)
+        tree_bin_rows(X, *self.arrays, binned, threads)
+        return binned
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """Return the bins of all rows, from those of parts of the rows. Empties the list."""
+        groups, width = _groups_of(self.num_columns)
+        shaped = [part.reshape(groups, -1, width) for part in parts]
+        return np.concatenate(shaped, axis=1).reshape(-1)
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """The arrays, in the order of the native functions."""
+        return self.values, self.starts, self.is_categorical
+
+    @property
+    def plain(self) -> dict[str, Array]:
+        """The arrays by name, as in files."""
+        return {"values": self.values, "starts": self.starts, "is_categorical": self.is_categorical}
+
+    def border(self, column: int, number: int) -> float:
+        """Return the largest value of a bin of a column of numbers; infinity of the last one."""
+        begin, end = self.starts[column : column + 2]
+        return float(self.values[begin + number]) if begin + number < end else float("inf")
+
+
+def _groups_of(columns: int) -> tuple[int, int]:
+    """Return the number of groups of columns, and their width."""
+    groups = -(-columns // WIDEST_GROUP)
+    return groups, -(-columns // groups)
+
+
+@dataclass(frozen=True)
+class BinsForm:
+    """The form of the arrays of `Bins.plain` in a file."""
+
+    is_needed: bool = True
+
+    def problem(self, value: Any, sizes: Sizes) -> str | None:
+        kinds = {"values": "float64", "starts": "int64", "is_categorical": "uint8"}
+        if problem := arrays_problem(value, kinds):
+            return problem
+        columns = sizes.setdefault("features", len(value["is_categorical"]))
+        starts = value["starts"]
+        if len(value["is_categorical"]) != columns or len(starts) != columns + 1:
+            return f"has not the bins of {columns} columns"
+        counts = np.diff(starts)
+        if starts[0] or starts[-1] != len(value["values"]) or (counts < 0).any() or (counts > 254).any():
+            return "has columns with an impossible number of bins"
+        return None
+
+
+def arrays_problem(value: Any, kinds: Mapping[str, str], two_axes: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with a dict of arrays, None: nothing. `kinds`: dtypes by name; `two_axes`: not one axis."""
+    if not isinstance(value, dict) or value.keys() != kinds.keys():
+        return f"is not a dict of {', '.join(kinds)}"
+    for name, kind in kinds.items():
+        array = value[name]
+        if (
+            not isinstance(array, np.ndarray)
+            or array.dtype.name != kind
+            or array.ndim != 1 + (name in two_axes)
+        ):
+            return f"has {name!r}, which is not an array of {kind} with {1 + (name in two_axes)} axes"
+    return None
+
+
+def hashed_rows(seed: int, rows: range) -> Array:
+    """Return a random uint64 number for each row, that of `mixed` in cpp/trees/gradients.h."""
+    with np.errstate(over="ignore"):
+        x = np.uint64(seed) + np.arange(rows.start + 1, rows.stop + 1, dtype=np.uint64) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def chosen_rows(seed: int, rows: range, fraction: float) -> Array:
+    """Return for each row whether it is chosen, with this probability."""
+    return hashed_rows(seed, rows) < np.uint64(min(fraction, 1 - 2.0**-53) * 2.0**64)
+
+
+def sample_rows(rows: range, num_rows: int, num_columns: int, seed: int) -> Array | None:
+    """Return which rows of a task are in the sample for `find_bins`; None: all. `num_rows`: of all tasks."""
+    most = min(MOST_SAMPLED, max(LEAST_SAMPLED, MOST_SAMPLED_NUMBERS // num_columns))
+    return None if num_rows <= most else chosen_rows(seed, rows, most / num_rows)
+
+
+def find_bins(sample: Array, max_bins: int, is_categorical: Array) -> Bins:
+    """Return the bins for rows of which these are a sample. `max_bins`: of a column, at most 255.
+
+    Raises ValueError if a column has more categories than that.
+    """
+    values = [
+        _categories(sample[:, column], max_bins, column)
+        if is_categorical[column]
+        else _borders(sample[:, column], max_bins)
+        for column in range(sample.shape[1])
+    ]
+    starts = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    return Bins(np.concatenate(values), starts, is_categorical.astype(np.uint8))
+
+
+def _borders(column: Array, max_bins: int) -> Array:
+    """Return the largest value of each bin but the last: between all values, or at quantiles if there are too many."""
+    numbers = np.sort(column[~np.isnan(column)].astype(np.float64))
+    if not len(numbers):
+        return numbers
+    is_new = numbers[1:] != numbers[:-1]
+    if is_new.sum() < max_bins:
+        ends = np.flatnonzero(is_new)
+    else:
+        places = np.arange(1, max_bins) * (len(numbers) - 1) / max_bins
+        ends = np.floor(places).astype(np.int64)
+    upper = numbers[np.minimum(ends + 1, len(numbers) - 1)]
+    return np.unique(numbers[ends] / 2 + upper / 2)
+
+
+def _categories(column: Array, max_bins: int, number: int) -> Array:
+    found = np.unique(column[~np.isnan(column)].astype(np.float64))
+    if len(found) > max_bins:
+        raise ValueError(
+            f"column {number} has {len(found)} categories, and max_bins is {max_bins}: take it as a column of numbers, "
+            "or join rare categories"
+        )
+    return found

@@ -1,0 +1,330 @@
+"""Gradient boosting as a step of `iterate`: each step grows a tree for each score, and adds it to the model.
+
+A step depends on the state, which consists of the trees, and on the rows. All else that a task has, such as the bins
+and scores of its rows, follows from these, so that tasks which start again from a checkpoint make it anew, with the
+same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ronde._native import tree_derive
+from ronde.comqueue import IterationStep
+from ronde.ml.trees.bins import Bins, chosen_rows, find_bins, sample_rows
+from ronde.ml.trees.growing import (
+    BinnedTask,
+    GrownTree,
+    TreeRules,
+    grow_tree,
+    leaf_quantiles,
+    leaf_sums,
+    newton_values,
+    tree_seed,
+)
+from ronde.ml.trees.losses import BoostingLoss
+from ronde.ml.trees.trees import Tree, add_predictions, joined_trees, thread_count
+from ronde.types import Max
+
+__all__ = ["BoostingReport", "BoostingRules", "BoostingStep", "first_state", "read_rows"]
+
+Array = NDArray[Any]
+
+SAMPLE, HELD, SUBSAMPLE = range(3)  # uses of random numbers, added to the seed of the fit
+
+
+@dataclass(frozen=True)
+class BoostingRules:
+    """How a fit goes.
+
+    Attributes:
+        learning_rate: The factor of the values of leaves.
+        max_bins: Of a column, at most 255.
+        is_categorical: By column.
+        held_fraction: How many rows are held out; 0: none.
+        patience: The fit ends after so many steps that do not lower the loss, of rows held out if there are any; 0: it
+            does not.
+        tol: A loss has to be lower by more.
+        row_fraction: How many rows are drawn for each step.
+        seed: Of random numbers.
+    """
+
+    loss: BoostingLoss
+    tree: TreeRules
+    learning_rate: float
+    max_bins: int
+    is_categorical: Array
+    held_fraction: float
+    patience: int
+    tol: float
+    row_fraction: float
+    seed: int
+
+
+class BoostingReport(Protocol):
+    """Gets the record of each step and the state, on task 0; returns whether a callback ends the fit."""
+
+    def __call__(self, record: Mapping[str, Any], state: Any) -> bool: ...
+
+
+def first_state(
+    bins: Bins | None = None, baseline: Array | None = None, trees: Sequence[Tree] = ()
+) -> dict[str, Any]:
+    """Return the state before the first step; of a warm start with bins, baseline and trees of an earlier fit."""
+    return {
+        "bins": bins and bins.plain,
+        "baseline": baseline,
+        "trees": list(trees),
+        "losses": [],
+        "held_losses": [],
+    }
+
+
+@dataclass
+class BoostedTask:
+    """What a task has, beside the state."""
+
+    rows: BinnedTask
+    y: Array
+    integer_weights: Array | None  # of quantiles
+    is_held: Array | None
+    total: float  # weights of all rows that count
+    held_total: float
+    block_starts: Array
+    scores: Array
+    gradients: Array
+    hessians: Array
+
+
+class BoostingStep:
+    """A step of boosting.
+
+    Args:
+        rules: Those of the fit.
+        report: Gets the record of each step.
+    """
+
+    def __init__(self, rules: BoostingRules, report: BoostingReport) -> None:
+        self._rules, self._report = rules, report
+        self._task: BoostedTask | None = None
+
+    def __deepcopy__(self, memo: object) -> BoostingStep:
+        return BoostingStep(self._rules, self._report)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoostingStep, (self._rules, self._report)
+
+    def __call__(self, c: IterationStep) -> None:
+        if self._task is None:
+            self._task = self._begin(c)
+        for column in range(self._rules.loss.score_count):
+            self._add_tree(c, self._task, column)
+        self._derive(c, self._task)
+        record = {"step": c.step_no, "loss": c.state.losses[-1]}
+        if self._task.is_held is not None:
+            record["validation_loss"] = c.state.held_losses[-1]
+        ends = self._has_ended(c.state) or not np.isfinite(record["loss"])
+        should_stop = c.task_id == 0 and self._report(record, c.state)
+        c.stop_if(should_stop or ends)
+
+    def _begin(self, c: IterationStep) -> BoostedTask:
+        """Return what the task has before the first step, or after its trees so far."""
+        rules, loss, state = self._rules, self._rules.loss, c.state
+        rows, y, block_starts = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed + SAMPLE)
+        is_held = self._held_rows(c, rows, len(y))
+        weights = np.ones(len(y)) if rows.weights is None else rows.weights
+        used = weights if is_held is None else np.where(is_held, 0.0, weights)
+        sums = self._sums(c, block_starts, used, weights, y)
+        scores = np.zeros((len(y), loss.score_count))
+        task = BoostedTask(
+            rows,
+            y,
+            _integer_weights(c, rows),
+            is_held,
+            float(sums[:-1].sum() if loss.score_count > 1 else sums[0]),
+            float(sums[-1]),
+            block_starts,
+            scores,
+            np.zeros_like(scores),
+            np.zeros_like(scores),
+        )
+        if state.baseline is None:
+            state.baseline = self._baseline(c, task, sums)
+        scores += state.baseline
+        if state.trees:
+            trees = joined_trees(state.trees, loss.score_count)
+            add_predictions(trees, rows.bins, rows.binned, scores, rows.threads)
+        if state.losses:
+            state.losses.pop()  # `_derive` computes the last ones again
+            state.held_losses.pop()
+        self._derive(c, task)
+        return task
+
+    def _held_rows(self, c: IterationStep, rows: BinnedTask, count: int) -> Array | None:
+        fraction = self._rules.held_fraction
+        if not fraction:
+            return None
+        numbers = range(rows.first_row, rows.first_row + count)
+        is_held = chosen_rows(self._rules.seed + HELD, numbers, fraction)
+        counted = is_held if rows.weights is None else is_held & (rows.weights > 0)
+        found = np.array(
+            [counted.sum(), (~counted if rows.weights is None else ~is_held & (rows.weights > 0)).sum()]
+        )
+        c.reduce_in_place(found)
+        return is_held.astype(np.uint8) if found.all() else None
+
+    def _sums(self, c: IterationStep, block_starts: Array, used: Array, weights: Array, y: Array) -> Array:
+        """Return the sums for `BoostingLoss.baseline`, and the weight of rows held out, over all tasks."""
+        classes = self._rules.loss.score_count
+
+        def of(begin: int, end: int) -> Array:
+            some = used[begin:end]
+            held = weights[begin:end].sum() - some.sum()
+            if classes > 1:
+                return np.append(np.bincount(y[begin:end].astype(np.intp), some, classes), held)
+            return np.array([some.sum(), (some * y[begin:end]).sum(), held])
+
+        return _sum_by_blocks(c, [of(*each) for each in zip(block_starts, block_starts[1:])])
+
+    def _baseline(self, c: IterationStep, task: BoostedTask, sums: Array) -> Array:
+        loss = self._rules.loss
+        if loss.quantile is None:
+            return loss.baseline(sums[:-1])
+        count = len(task.y)
+        is_out = np.zeros(count, bool) if task.is_held is None else task.is_held > 0
+        if task.rows.weights is not None:
+            is_out |= task.rows.weights == 0
+        root = GrownTree(
+            {},
+            np.zeros(1, np.intp),
+            np.empty((1, 2)),
+            np.arange(count, dtype=np.uint32),
+            np.array([[0, count]], np.int64),
+            (~is_out).astype(np.int64),
+        )
+        zeros = np.zeros(count)
+        return leaf_quantiles(c, task.rows, root, task.y, zeros, task.integer_weights, loss.quantile)
+
+    def _derive(self, c: IterationStep, task: BoostedTask) -> None:
+        """Compute the derivatives of the loss at the scores, and append the losses to the state."""
+        loss, losses = self._rules.loss, np.zeros((len(task.block_starts) - 1, 2))
+        tree_derive(
+            loss.number,
+            loss.parameter,
+            task.y,
+            task.rows.weights,
+            task.is_held,
+            task.scores,
+            task.block_starts,
+            task.gradients,
+            task.hessians,
+            losses,
+            task.rows.threads,
+        )
+        sums = _sum_by_blocks(c, list(losses))
+        c.state.losses.append(float(sums[0]) / task.total)
+        c.state.held_losses.append(float(sums[1]) / task.held_total if task.held_total else 0.0)
+
+    def _add_tree(self, c: IterationStep, task: BoostedTask, column: int) -> None:
+        rules, number = self._rules, len(c.state.trees)
+        seed = tree_seed(rules.seed, number)
+        is_out = self._rows_out(c, task, number - column)
+        tree = grow_tree(c, task.rows, rules.tree, task.gradients, task.hessians, column, is_out, seed)
+        if rules.loss.quantile is None:
+            sums = leaf_sums(c, task.rows, tree, task.gradients, task.hessians, column)
+            values = newton_values(sums, rules.tree, tree.bounds)
+        else:
+            values = leaf_quantiles(
+                c, task.rows, tree, task.y, task.scores[:, 0], task.integer_weights, rules.loss.quantile
+            )
+            values = np.clip(values, tree.bounds[:, 0], tree.bounds[:, 1])
+        values = rules.learning_rate * values
+        tree.add_to(task.scores, column, values, task.rows.threads)
+        c.state.trees.append(tree.with_values(values))
+
+    def _rows_out(self, c: IterationStep, task: BoostedTask, number: int) -> Array | None:
+        """Return which rows do not count for the trees of a step. `number`: that of its first tree."""
+        if self._rules.row_fraction >= 1:
+            return task.is_held
+        first = task.rows.first_row
+        seed = tree_seed(self._rules.seed + SUBSAMPLE, number)
+        is_chosen = chosen_rows(seed, range(first, first + len(task.y)), self._rules.row_fraction)
+        is_out = ~is_chosen if task.is_held is None else ~is_chosen | (task.is_held > 0)
+        return is_out.astype(np.uint8)
+
+    def _has_ended(self, state: Any) -> bool:
+        """Return whether none of the last steps has lowered the loss."""
+        patience = self._rules.patience
+        losses = state.losses if self._task is None or self._task.is_held is None else state.held_losses
+        if not patience or len(losses) <= patience:
+            return False
+        return not min(losses[-patience:]) < losses[-patience - 1] - self._rules.tol
+
+
+def read_rows(
+    c: IterationStep, max_bins: int, is_categorical: Array, seed: int
+) -> tuple[BinnedTask, Array, Array]:
+    """Return the rows of this task, their targets as float64, and where its blocks begin and the last one ends.
+
+    Sets `c.state.bins` unless there are bins. Raises ValueError as `find_bins` does.
+    """
+    numbers, columns = c.row_range, len(is_categorical)
+    cores = thread_count(len(numbers) * columns)
+    threads = max(1, cores // c.tasks_here)
+    if c.state.bins is None:
+        chosen = sample_rows(numbers, c.num_rows, columns, seed)
+        sample = np.concatenate([part for part in c.gather(_sample_of(c, chosen)) if part is not None])
+        c.state.bins = find_bins(sample, max_bins, is_categorical).plain
+    bins = Bins(**c.state.bins)
+    if c.is_streamed:
+        parts, targets, weights, sizes = [], [], [], []
+        for block in c.blocks:
+            parts.append(bins.of(block.X, threads))
+            targets.append(np.asarray(block.y, np.float64))
+            sizes.append(len(targets[-1]))
+            if hasattr(block, "sample_weight"):
+                weights.append(np.asarray(block.sample_weight, np.float64))
+        binned, y = bins.joined(parts), np.concatenate(targets)
+        weight = np.concatenate(weights) if weights else None
+    else:
+        data = c.data
+        sizes = [len(block.y) for block in c.blocks]
+        binned, y = bins.of(data.X, threads), np.ascontiguousarray(data.y, np.float64)
+        weight = getattr(data, "sample_weight", None)
+        weight = None if weight is None else np.ascontiguousarray(weight, np.float64)
+    rows = BinnedTask(bins, binned, weight, numbers.start, c.num_rows, threads)
+    return rows, y, np.cumsum([0, *sizes], dtype=np.int64)
+
+
+def _sample_of(c: IterationStep, chosen: Array | None) -> Array | None:
+    """Return the rows of this task that are chosen and have a weight; None of no rows."""
+    parts, at = [], 0
+    for block in c.blocks:
+        count = len(block.y)
+        takes = np.ones(count, bool) if chosen is None else chosen[at : at + count]
+        if hasattr(block, "sample_weight"):
+            takes = takes & (block.sample_weight > 0)
+        parts.append(block.X if takes.all() else block.X[takes])
+        at += count
+    return np.concatenate(parts) if parts else None
+
+
+def _sum_by_blocks(c: IterationStep, by_block: Sequence[Array]) -> Array:
+    """Return the sum of arrays, one for each block of this task, over all tasks."""
+    each = iter(by_block)
+    return np.asarray(c.sum_blocks(lambda block: next(each)))
+
+
+def _integer_weights(c: IterationStep, rows: BinnedTask) -> Array | None:
+    """Return weights as int64, for sums in any order; None: 1 each."""
+    if rows.weights is None:
+        return None
+    most = np.array([rows.weights.max(initial=0.0)])
+    c.reduce_in_place(most, Max)
+    scale = 2.0 ** (52 - int(rows.num_rows).bit_length()) / max(float(most[0]), 1e-290)
+    return np.rint(rows.weights * scale).astype(np.int64)

@@ -1,0 +1,616 @@
+"""`GradientBoostingClassifier` and `GradientBoostingRegressor`: sums of trees, each of which lowers the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ronde.comqueue import iterate
+from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm
+from ronde.ml.history import Progress
+from ronde.ml.linear.linear_model import float_targets, with_class_numbers
+from ronde.ml.tasks import place_of
+from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory, training_data
+from ronde.ml.trees.bins import Bins, BinsForm
+from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
+from ronde.ml.trees.growing import TreeRules
+from ronde.ml.trees.losses import (
+    LOGISTIC,
+    REGRESSION_LOSSES,
+    BoostingLoss,
+    regression_loss,
+    softmax_loss,
+)
+from ronde.ml.trees.trees import (
+    TreesForm,
+    add_predictions,
+    joined_trees,
+    some_trees,
+    split_trees,
+    thread_count,
+)
+
+__all__ = ["GradientBoostingClassifier", "GradientBoostingRegressor"]
+
+Array = NDArray[Any]
+
+ROWS_OF_EARLY_STOPPING = 10_000  # of early_stopping="auto", as in scikit-learn
+READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
+
+
+class GradientBoosting(DistributedEstimator):
+    """What the classifier and the regressor have in common.
+
+    Attributes:
+        trees_: The nodes of all trees, a dict of arrays.
+        bins_: The bins of all columns, a dict of arrays.
+        baseline_: The scores before the first tree.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **DistributedEstimator._parameter_constraints,
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left"), None],
+        "max_depth": [Interval(Integral, 1, None, closed="left"), None],
+        "min_samples_leaf": [Interval(Integral, 1, None, closed="left")],
+        "min_hessian_leaf": [Interval(Real, 0, None, closed="left")],
+        "min_gain": [Interval(Real, 0, None, closed="left")],
+        "l1_regularization": [Interval(Real, 0, None, closed="left")],
+        "l2_regularization": [Interval(Real, 0, None, closed="left")],
+        "max_features": [Interval(Real, 0, 1, closed="right")],
+        "subsample": [Interval(Real, 0, 1, closed="right")],
+        "max_bins": [Interval(Integral, 2, 255, closed="both")],
+        "categorical_features": ["array-like", None],
+        "monotonic_cst": ["array-like", dict, None],
+        "warm_start": ["boolean"],
+        "early_stopping": [StrOptions({"auto"}), "boolean"],
+        "validation_fraction": [Interval(Real, 0, 1, closed="neither"), None],
+        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **DistributedEstimator._fitted_forms,
+        "bins_": BinsForm(),
+        "trees_": TreesForm(),
+        "baseline_": ArrayForm(("scores",), ("float64",), is_needed=True),
+        "train_score_": ArrayForm(("steps",), ("float64",)),
+        "validation_score_": ArrayForm(("steps",), ("float64",)),
+    }
+
+    trees_: dict[str, Array]
+    bins_: dict[str, Array]
+    baseline_: Array
+
+    @property
+    def n_trees_per_iteration_(self) -> int:
+        """How many trees a step adds: one, or one for each of more than two classes."""
+        return len(self.baseline_)
+
+    @property
+    def feature_importances_(self) -> Array:
+        """How much the splits of each column lower the loss, with the sum 1; float64 of shape (features,)."""
+        check_is_fitted(self)
+        is_split = self.trees_["column"] >= 0
+        columns, gains = self.trees_["column"][is_split], self.trees_["gain"][is_split]
+        sums = np.bincount(columns, gains, minlength=self.n_features_in_)
+        return np.asarray(sums / sums.sum() if sums.sum() > 0 else sums)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _fit(self, data: TrainingData, loss: BoostingLoss, others: Mapping[str, Any]) -> Self:
+        """Grow the trees. `others`: fitted attributes that are known before."""
+        data.require_weight()
+        is_warm = self.warm_start and hasattr(self, "trees_")
+        rules = self._rules(data, loss)
+        state = self._start(loss, data) if is_warm else first_state()
+        max_iter = self.max_iter - (self.n_iter_ if is_warm else 0)
+        if max_iter < 0:
+            raise ValueError(
+                f"max_iter={self.max_iter} must be larger than or equal to n_iter_={self.n_iter_} when warm_start==True"
+            )
+        progress = self._progress(max_iter, data.for_callbacks)
+        records = list(self.history_) if is_warm else []
+        if max_iter:
+            report = BoostingProgress(progress, lambda state: self._attributes(state, others), records)
+            place = self._place(data)
+            result = iterate(
+                BoostingStep(rules, report),
+                data=data.rows_at(place),
+                state=state,
+                max_iter=max_iter,
+                on=place,
+                rows_per_block=data.rows_per_block,
+            ).state
+            for name, value in self._attributes(result, others).items():
+                setattr(self, name, value)
+            first = len(records)
+            for number, loss_of_step in enumerate(result.losses[1:]):
+                record = {"step": first + number + 1, "loss": loss_of_step}
+                if self._do_early_stopping(data.num_rows) and self.validation_fraction is not None:
+                    record["validation_loss"] = result.held_losses[1 + number]
+                records.append(record)
+        self._end_fit(progress, records)
+        return self
+
+    def _place(self, data: TrainingData) -> Any:
+        """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
+        place = place_of(self.on, data.size)
+        return "threads:1" if self.on is None and isinstance(place, str) else place
+
+    def _do_early_stopping(self, num_rows: int) -> bool:
+        return num_rows > ROWS_OF_EARLY_STOPPING if self.early_stopping == "auto" else self.early_stopping
+
+    def _rules(self, data: TrainingData, loss: BoostingLoss) -> BoostingRules:
+        stops = self._do_early_stopping(data.num_rows)
+        tree = TreeRules(
+            max_leaves=self.max_leaf_nodes,
+            max_depth=self.max_depth,
+            least_rows=self.min_samples_leaf,
+            least_hessian=self.min_hessian_leaf,
+            least_gain=self.min_gain,
+            l1=self.l1_regularization,
+            l2=self.l2_regularization,
+            column_fraction=self.max_features,
+            monotone=self._monotone(data.num_features),
+        )
+        if tree.monotone is not None and loss.score_count > 1:
+            raise ValueError("monotonic constraints are not supported for multiclass classification.")
+        return BoostingRules(
+            loss,
+            tree,
+            float(self.learning_rate),
+            self.max_bins,
+            self._is_categorical(data.num_features),
+            held_fraction=self.validation_fraction if stops and self.validation_fraction else 0.0,
+            patience=self.n_iter_no_change if stops else 0,
+            tol=float(self.tol),
+            row_fraction=float(self.subsample),
+            seed=self._seed(),
+        )
+
+    def _seed(self) -> int:
+        """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""
+        if self.random_state is None:
+            return 0
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _monotone(self, columns: int) -> Array | None:
+        if self.monotonic_cst is None:
+            return None
+        signs = np.zeros(columns, np.int8)
+        if isinstance(self.monotonic_cst, Mapping):
+            names = self._numbers_of(list(self.monotonic_cst), "monotonic_cst")
+            signs[names] = list(self.monotonic_cst.values())
+        else:
+            given = np.asarray(self.monotonic_cst)
+            if given.shape != (columns,):
+                raise ValueError(
+                    f"monotonic_cst has shape {given.shape}, but the input data X has {columns} features."
+                )
+            if not np.isin(given, (-1, 0, 1)).all():
+                raise ValueError("monotonic_cst must be an array-like of -1, 0 or 1")
+            signs[:] = given
+        return signs if signs.any() else None
+
+    def _is_categorical(self, columns: int) -> Array:
+        chosen = np.zeros(columns, np.uint8)
+        if self.categorical_features is None:
+            return chosen
+        given = np.asarray(self.categorical_features)
+        if given.dtype == bool:
+            if given.shape != (columns,):
+                raise ValueError(
+                    f"categorical_features set as a boolean mask must have shape ({columns},), got: {given.shape}"
+                )
+            chosen[given] = 1
+        elif given.size:
+            chosen[self._numbers_of(given.tolist(), "categorical_features")] = 1
+        return chosen
+
+    def _numbers_of(self, names: list[Any], parameter: str) -> list[int]:
+        """Return the numbers of columns that are given by number or name. Raises ValueError."""
+        known = list(getattr(self, "feature_names_in_", ()))
+        numbers = []
+        for name in names:
+            if isinstance(name, str) and name in known:
+                numbers.append(known.index(name))
+            elif isinstance(name, Integral) and 0 <= int(name) < self.n_features_in_:
+                numbers.append(int(name))
+            else:
+                raise ValueError(
+                    f"{parameter} names {name!r}, which is no column of X: expected a number below "
+                    f"{self.n_features_in_}{', or one of ' + ', '.join(known) if known else ''}"
+                )
+        return numbers
+
+    def _start(self, loss: BoostingLoss, data: TrainingData) -> dict[str, Any]:
+        """Return the state of a warm start. Raises ValueError if the earlier fit had another number of scores."""
+        if len(self.baseline_) != loss.score_count or len(self.bins_["is_categorical"]) != data.num_features:
+            raise ValueError(
+                "cannot start from the earlier fit, which had another number of classes or columns: fit with the same, "
+                "or set warm_start=False"
+            )
+        return first_state(Bins(**self.bins_), self.baseline_, split_trees(self.trees_))
+
+    def _attributes(self, state: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fitted attributes for a state."""
+        count, continues = len(state.baseline), self._continues(state)
+        scores = {"train_score_": state.losses, "validation_score_": state.held_losses}
+        return {
+            **others,
+            "bins_": state.bins,
+            "baseline_": np.asarray(state.baseline, np.float64),
+            "trees_": joined_trees(state.trees, count),
+            "n_iter_": len(state.trees) // count,
+            **{
+                name: np.concatenate([getattr(self, name)[:-1] if continues else [], -np.array(losses)])
+                for name, losses in scores.items()
+            },
+        }
+
+    def _continues(self, state: Any) -> bool:
+        """Return whether the state has trees of an earlier fit."""
+        return len(state.losses) - 1 < len(state.trees) // len(state.baseline) and hasattr(
+            self, "train_score_"
+        )
+
+    def _scores(self, X: Any) -> Array:
+        """Return the sums of all trees, float64 of shape (rows, scores)."""
+        *_, scores = self._staged_scores(X, len(self.trees_["scores"]) or 1)
+        return scores
+
+    def _staged_scores(self, X: Any, at_once: int) -> Iterator[Array]:
+        """Yield the scores after each so many trees. The same array each time."""
+        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite="allow-nan", reset=False)
+        bins, count = Bins(**self.bins_), len(self.trees_["scores"])
+        threads = thread_count(len(X) * min(at_once, count))
+        binned = bins.of(X, threads)
+        scores = np.tile(self.baseline_, (len(X), 1))
+        if not count:
+            yield scores
+        for begin in range(0, count, at_once):
+            some = some_trees(self.trees_, begin, min(count, begin + at_once))
+            add_predictions(some, bins, binned, scores, threads)
+            yield scores
+
+    def _checked_scores(self, X: Any) -> Array:
+        check_is_fitted(self)
+        check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
+        return self._scores(X)
+
+
+class BoostingProgress:
+    """Tells the progress of a fit its records, and the attributes of the estimator. Travels to the tasks.
+
+    `earlier`: the records of earlier fits, whose steps come before.
+    """
+
+    def __init__(self, progress: Progress, attributes_of: Any, earlier: list[Any]) -> None:
+        self._progress, self._attributes_of, self._earlier = progress, attributes_of, earlier
+
+    def __deepcopy__(self, memo: object) -> BoostingProgress:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoostingProgress, (self._progress, dict, [])
+
+    def __call__(self, record: Mapping[str, Any], state: Any) -> bool:
+        numbered = {**record, "step": record["step"] + len(self._earlier)}
+        return self._progress(numbered, lambda: self._attributes_of(state))
+
+
+class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
+    """A sum of trees that predicts numbers.
+
+        model = GradientBoostingRegressor(max_iter=200, on="local:2").fit(X, y)
+
+    The parameters are those of scikit-learn's `HistGradientBoostingRegressor`, and so are their defaults. The model has
+    the same bits for any number of tasks and threads.
+
+    Args:
+        loss: "squared_error"; "absolute_error"; "quantile"; "poisson" or "gamma" for targets above 0, whose logarithm
+            is a sum of trees.
+        quantile: Of the loss "quantile", 0 to 1.
+        learning_rate: The factor of the values of leaves.
+        max_iter: The number of steps, each of which adds a tree.
+        max_leaf_nodes: Of a tree (31; None: no limit).
+        max_depth: Of a tree (None: no limit).
+        min_samples_leaf: How many rows with a weight above 0 a leaf has at least.
+        l2_regularization: The factor of half the squared values of leaves, added to the loss.
+        max_features: Which part of the columns is drawn for each node, above 0 to 1.
+        max_bins: How many bins a column has at most, without that of missing values.
+        categorical_features: Which columns are categories: numbers, names, or a mask (None: none is). The categories
+            are numbers.
+        monotonic_cst: 1 for each column with which the prediction may not fall, -1 for one with which it may not rise,
+            0 for others; or a dict with these by name.
+        warm_start: Whether a second fit keeps the trees of the first, and adds others.
+        early_stopping: Whether the fit ends when the loss does not fall any more ("auto": with more than 10,000 rows).
+        validation_fraction: Which part of the rows is held out for that (None: none is; the loss of all rows counts).
+        n_iter_no_change: For how many steps the loss does not fall.
+        tol: By how much it has to fall.
+        random_state: An int or a `numpy.random.RandomState`; None: 0.
+        subsample: Which part of the rows is drawn for each step.
+        l1_regularization: The factor of the absolute values of leaves, added to the loss.
+        min_hessian_leaf: The least sum of second derivatives of a leaf.
+        min_gain: A split has to lower twice the loss by more.
+        on: Where the tasks run, as of `ronde.comqueue.iterate` (None: the ranks of this job, or one task that uses the
+            cores of this machine).
+        verbose: Whether to print a line for each step.
+
+    Attributes:
+        n_iter_: The number of steps.
+        train_score_: The negative loss before the first step and after each.
+        validation_score_: That of rows held out.
+        feature_importances_: How much the splits of each column lower the loss, with the sum 1.
+        history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **GradientBoosting._parameter_constraints,
+        "loss": [StrOptions(REGRESSION_LOSSES)],
+        "quantile": [Interval(Real, 0, 1, closed="both"), None],
+    }
+
+    def __init__(
+        self,
+        loss: str = "squared_error",
+        *,
+        quantile: float | None = None,
+        learning_rate: float = 0.1,
+        max_iter: int = 100,
+        max_leaf_nodes: int | None = 31,
+        max_depth: int | None = None,
+        min_samples_leaf: int = 20,
+        l2_regularization: float = 0.0,
+        max_features: float = 1.0,
+        max_bins: int = 255,
+        categorical_features: Any = None,
+        monotonic_cst: Any = None,
+        warm_start: bool = False,
+        early_stopping: bool | str = "auto",
+        validation_fraction: float | None = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-7,
+        random_state: Any = None,
+        subsample: float = 1.0,
+        l1_regularization: float = 0.0,
+        min_hessian_leaf: float = 1e-3,
+        min_gain: float = 0.0,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.loss, self.quantile, self.learning_rate, self.max_iter = loss, quantile, learning_rate, max_iter
+        self.max_leaf_nodes, self.max_depth, self.min_samples_leaf = (
+            max_leaf_nodes,
+            max_depth,
+            min_samples_leaf,
+        )
+        self.l2_regularization, self.max_features, self.max_bins = l2_regularization, max_features, max_bins
+        self.categorical_features, self.monotonic_cst = categorical_features, monotonic_cst
+        self.warm_start, self.early_stopping = warm_start, early_stopping
+        self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
+        self.random_state, self.subsample, self.l1_regularization = random_state, subsample, l1_regularization
+        self.min_hessian_leaf, self.min_gain, self.on, self.verbose = min_hessian_leaf, min_gain, on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: Shape (rows, features), an array or a data frame, in which NaN is a missing value; or the path of Parquet
+                files, a Spark data frame, or what `ronde.comqueue.read` returns.
+            y: The targets, shape (rows,); or the name of a column of X.
+            sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
+
+        Raises:
+            ValueError: The arguments do not fit together, or y does not suit the loss.
+            RemoteError: A task failed.
+        """
+        if self.loss == "quantile" and self.quantile is None:
+            raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
+        loss = regression_loss(self.loss, self.quantile)
+        data = training_data(self, X, y, sample_weight, ensure_all_finite="allow-nan", y_numeric=True).mapped(
+            float_targets
+        )
+        if isinstance(data.rows, Mapping) and (problem := loss.targets_problem(data.rows["y"], self.loss)):
+            raise ValueError(problem)
+        return self._fit(data, loss, {})
+
+    def predict(self, X: Any) -> Array:
+        """Return the predicted numbers, float64 of shape (rows,).
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
+        scores = self._checked_scores(X)
+        return self._loss.predictions(scores)
+
+    def staged_predict(self, X: Any) -> Iterator[Array]:
+        """Yield the predictions after each step. Takes and raises what `predict` does."""
+        check_is_fitted(self)
+        for scores in self._staged_scores(X, 1):
+            yield self._loss.predictions(scores.copy())
+
+    @property
+    def _loss(self) -> BoostingLoss:
+        return regression_loss(self.loss, self.quantile)
+
+
+class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
+    """A sum of trees that predicts the probabilities of classes.
+
+        model = GradientBoostingClassifier(max_iter=200, on="local:2").fit(X, y)
+
+    With more than two classes, each step adds a tree for each class. The parameters are those of scikit-learn's
+    `HistGradientBoostingClassifier`, and so are their defaults. The model has the same bits for any number of tasks and
+    threads.
+
+    Args:
+        loss: "log_loss".
+        class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
+        learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf: As of `GradientBoostingRegressor`, and so
+            are all others.
+
+    Attributes:
+        classes_: The classes, sorted.
+        n_iter_: The number of steps.
+        train_score_: The negative loss before the first step and after each.
+        validation_score_: That of rows held out.
+        feature_importances_: How much the splits of each column lower the loss, with the sum 1.
+        history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **GradientBoosting._parameter_constraints,
+        "loss": [StrOptions({"log_loss"})],
+        "class_weight": [dict, StrOptions({"balanced"}), None],
+    }
+    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        **GradientBoosting._fitted_forms,
+        "classes_": ClassesForm(),
+    }
+
+    classes_: Array
+
+    def __init__(
+        self,
+        loss: str = "log_loss",
+        *,
+        learning_rate: float = 0.1,
+        max_iter: int = 100,
+        max_leaf_nodes: int | None = 31,
+        max_depth: int | None = None,
+        min_samples_leaf: int = 20,
+        l2_regularization: float = 0.0,
+        max_features: float = 1.0,
+        max_bins: int = 255,
+        categorical_features: Any = None,
+        monotonic_cst: Any = None,
+        warm_start: bool = False,
+        early_stopping: bool | str = "auto",
+        validation_fraction: float | None = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-7,
+        random_state: Any = None,
+        class_weight: Any = None,
+        subsample: float = 1.0,
+        l1_regularization: float = 0.0,
+        min_hessian_leaf: float = 1e-3,
+        min_gain: float = 0.0,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.loss, self.learning_rate, self.max_iter = loss, learning_rate, max_iter
+        self.max_leaf_nodes, self.max_depth, self.min_samples_leaf = (
+            max_leaf_nodes,
+            max_depth,
+            min_samples_leaf,
+        )
+        self.l2_regularization, self.max_features, self.max_bins = l2_regularization, max_features, max_bins
+        self.categorical_features, self.monotonic_cst = categorical_features, monotonic_cst
+        self.warm_start, self.early_stopping = warm_start, early_stopping
+        self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
+        self.random_state, self.class_weight, self.subsample = random_state, class_weight, subsample
+        self.l1_regularization, self.min_hessian_leaf, self.min_gain = (
+            l1_regularization,
+            min_hessian_leaf,
+            min_gain,
+        )
+        self.on, self.verbose = on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: As of `GradientBoostingRegressor.fit`.
+            y: The classes, shape (rows,): numbers or texts; or the name of a column of X, with numbers.
+            sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
+
+        Raises:
+            ValueError: The arguments do not fit together, or y has only one class.
+            RemoteError: A task failed.
+        """
+        data = training_data(self, X, y, sample_weight, ensure_all_finite="allow-nan", are_classes=True)
+        data, classes = with_class_numbers(data, self.class_weight)
+        return self._fit(data, loss_of_classes(len(classes)), {"classes_": classes})
+
+    def decision_function(self, X: Any) -> Array:
+        """Return the scores: shape (rows,) for two classes, where a positive one stands for the second class; else
+        (rows, classes).
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
+        scores = self._checked_scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probability of each class, shape (rows, classes). Takes and raises what `predict` does."""
+        scores = self._checked_scores(X)
+        return self._loss.predictions(scores)
+
+    def predict(self, X: Any) -> Array:
+        """Return the most likely class of each row.
+
+        Args:
+            X: As of `decision_function`.
+
+        Raises:
+            NotFittedError: As of `decision_function`.
+            ValueError: As of `decision_function`.
+        """
+        return self._classes_of(self._checked_scores(X))
+
+    def staged_decision_function(self, X: Any) -> Iterator[Array]:
+        """Yield the scores after each step. Takes and raises what `decision_function` does."""
+        check_is_fitted(self)
+        for scores in self._staged_scores(X, len(self.baseline_)):
+            yield (scores[:, 0] if scores.shape[1] == 1 else scores).copy()
+
+    def staged_predict_proba(self, X: Any) -> Iterator[Array]:
+        """Yield the probabilities after each step. Takes and raises what `predict` does."""
+        check_is_fitted(self)
+        for scores in self._staged_scores(X, len(self.baseline_)):
+            yield self._loss.predictions(scores)
+
+    def staged_predict(self, X: Any) -> Iterator[Array]:
+        """Yield the most likely classes after each step. Takes and raises what `predict` does."""
+        check_is_fitted(self)
+        for scores in self._staged_scores(X, len(self.baseline_)):
+            yield self._classes_of(scores)
+
+    def _classes_of(self, scores: Array) -> Array:
+        numbers = (scores[:, 0] > 0).astype(np.intp) if scores.shape[1] == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[numbers])
+
+    @property
+    def _loss(self) -> BoostingLoss:
+        return loss_of_classes(len(self.classes_))
+
+
+def loss_of_classes(classes: int) -> BoostingLoss:
+    """Return the loss of two or more classes."""
+    return LOGISTIC if classes == 2 else softmax_loss(classes)

@@ -1,0 +1,119 @@
+"""Sentences as shards: texts whose number and bounds depend on the sentences only, not on the tasks.
+
+A shard is an array of bytes. In the shards of a file, white space ends words and a line feed ends a sentence; in those
+of other sentences, U+001F and U+001E do, so that words may contain white space.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Shard", "TextShards", "as_shards", "shards_of_sentences"]
+
+Shard = NDArray[np.uint8]
+
+WORD_END, SENTENCE_END = "\x1f", "\x1e"
+BATCH = 10_000  # sentences that are joined at once
+LEAST_BYTES = 256  # of a shard
+EXPECTED = (
+    'expected an iterable of lists of words, such as [["a", "sentence"]], or the path of a file of lines'
+)
+
+
+@dataclass(frozen=True)
+class TextShards:
+    """A file of UTF-8, one sentence on each line, as a source of shards, which each task reads where it runs."""
+
+    path: str
+    num_rows: int
+    size: int
+
+    def load(self, begin: int, end: int) -> list[Shard]:
+        """Return consecutive shards. Raises OSError; ValueError if the size of the file has changed."""
+        with open(self.path, "rb") as file:
+            if (size := os.fstat(file.fileno()).st_size) != self.size:
+                raise ValueError(
+                    f"{self.path} has {size} bytes here, and {self.size} where the fit began: tasks must read the same "
+                    "file, and nobody may change it meanwhile"
+                )
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return cut(content, self.num_rows, range(begin, end), b"\n")
+
+
+def as_shards(sentences: Any, count: int) -> tuple[TextShards | list[Shard], bool]:
+    """Return the shards of sentences, and whether they are lines of a file.
+
+    Args:
+        sentences: The path of a file, or an iterable of lists of words.
+        count: How many shards there are, unless they would be very small.
+
+    Raises:
+        ValueError: The sentences have another form, or there are none.
+        OSError: The file cannot be read.
+    """
+    if not isinstance(sentences, str | os.PathLike):
+        return shards_of_sentences(sentences, count), False
+    path = os.path.abspath(os.fspath(sentences))
+    size = os.path.getsize(path)
+    if not size:
+        raise ValueError(f"{path} is empty: expected a sentence on each line")
+    return TextShards(path, _shard_count(size, count), size), True
+
+
+def shards_of_sentences(sentences: Iterable[Sequence[str]], count: int) -> list[Shard]:
+    """Return the shards of lists of words. Raises ValueError if they are none."""
+    try:
+        rest = iter(sentences)
+    except TypeError:
+        raise ValueError(f"the sentences are of type {type(sentences).__qualname__}: {EXPECTED}") from None
+    pieces = []
+    while batch := list(islice(rest, BATCH)):
+        pieces.append(_joined(batch))
+    text = b"".join(pieces)
+    if not text:
+        raise ValueError(f"there are no sentences: {EXPECTED}")
+    shards = _shard_count(len(text), count)
+    return cut(text, shards, range(shards), SENTENCE_END.encode())
+
+
+def _joined(batch: list[Sequence[str]]) -> bytes:
+    """Return the text of some sentences. No loop here is one of Python over words."""
+    if wrong := set(map(type, batch)) & {str, bytes}:
+        raise ValueError(f"a sentence is of type {wrong.pop().__name__}, and not a list of words: {EXPECTED}")
+    try:
+        lengths = list(map(len, batch))
+        text = SENTENCE_END.join(map(WORD_END.join, batch)) + SENTENCE_END
+    except TypeError as error:
+        raise ValueError(f"a sentence is not a list of words ({error}): {EXPECTED}") from None
+    inner_ends = sum(lengths) - len(lengths) + lengths.count(0)
+    if text.count(WORD_END) != inner_ends or text.count(SENTENCE_END) != len(batch):
+        raise ValueError(
+            "a word contains the character U+001E or U+001F, which separate words here: replace it"
+        )
+    return text.encode(errors="surrogatepass")
+
+
+def _shard_count(size: int, count: int) -> int:
+    return max(1, min(count, size // LEAST_BYTES))
+
+
+def cut(text: bytes | mmap.mmap, count: int, numbers: range, sentence_end: bytes) -> list[Shard]:
+    """Return some of the shards of a text: those sentences belong to a shard that begin in its part of the bytes."""
+
+    def begin_of(number: int) -> int:
+        place = len(text) * number // count
+        if number in (0, count):
+            return place
+        found = text.find(sentence_end, place - 1)
+        return len(text) if found < 0 else found + 1
+
+    bounds = [begin_of(number) for number in range(numbers.start, numbers.stop + 1)]
+    return [np.frombuffer(text[begin:end], np.uint8) for begin, end in zip(bounds, bounds[1:])]

@@ -1,0 +1,214 @@
+"""Gradient boosting: its models against scikit-learn's, and what is special about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import log_loss
+
+from ronde.comqueue import read
+from ronde.errors import UsageError
+from ronde.ml import GradientBoostingClassifier, GradientBoostingRegressor, load
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(400, 5))
+Y = X[:, 0] * X[:, 1] + np.abs(X[:, 2]) + 0.1 * rng.normal(size=400)
+CLASSES = np.digitize(Y, [0.0, 1.0])
+
+
+def trees_of(model: Any) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in model.trees_.items()}
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "quantile", "poisson", "gamma"])
+@pytest.mark.parametrize("tasks", [2, 3, 4])
+def test_tasks_give_the_bits_of_one(loss: str, tasks: int) -> None:
+    def fit(on: str) -> Any:
+        model = GradientBoostingRegressor(
+            loss, quantile=0.3, max_iter=4, subsample=0.8, max_features=0.6, random_state=0, on=on
+        )
+        return model.fit(X, np.exp(Y), np.abs(X[:, 4]))
+
+    one, several = fit("threads:1"), fit(f"threads:{tasks}")
+    assert trees_of(several) == trees_of(one)
+    assert several.train_score_.tobytes() == one.train_score_.tobytes()
+
+
+def test_tasks_give_the_bits_of_one_for_classes_and_early_stopping() -> None:
+    models = [
+        GradientBoostingClassifier(
+            max_iter=60, early_stopping=True, n_iter_no_change=3, random_state=0, on=f"threads:{tasks}"
+        ).fit(X, CLASSES)
+        for tasks in (1, 3)
+    ]
+    assert 3 < models[0].n_iter_ < 60
+    assert trees_of(models[0]) == trees_of(models[1])
+    assert len(models[0].validation_score_) == models[0].n_iter_ + 1
+
+
+@pytest.mark.slow
+def test_probabilities_are_as_good_as_scikit_learns() -> None:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    data, classes = load_breast_cancer(return_X_y=True)
+    train = np.arange(len(data)) % 3 > 0
+    losses = [
+        log_loss(classes[~train], kind().fit(data[train], classes[train]).predict_proba(data[~train]))
+        for kind in (GradientBoostingClassifier, HistGradientBoostingClassifier)
+    ]
+    assert losses[0] < losses[1] * 1.15
+
+
+def test_numbers_are_as_good_as_scikit_learns() -> None:
+    data, y = load_diabetes(return_X_y=True)
+    train = np.arange(len(data)) % 3 > 0
+    model = GradientBoostingRegressor(max_iter=60).fit(data[train], y[train])
+    assert model.score(data[~train], y[~train]) > 0.37  # HistGradientBoostingRegressor: 0.38
+
+
+def test_a_single_tree_is_that_of_scikit_learn() -> None:
+    from sklearn.tree import DecisionTreeRegressor
+
+    whole = np.round(X, 1)
+    tree = DecisionTreeRegressor(max_leaf_nodes=9, min_samples_leaf=5, random_state=0).fit(whole, Y)
+    model = GradientBoostingRegressor(
+        learning_rate=1.0, max_iter=1, max_leaf_nodes=9, min_samples_leaf=5, early_stopping=False
+    ).fit(whole, Y)
+    np.testing.assert_allclose(model.predict(whole), tree.predict(whole), rtol=1e-12)
+
+
+def test_the_leaves_of_absolute_errors_are_medians() -> None:
+    model = GradientBoostingRegressor(
+        "absolute_error", learning_rate=1.0, max_iter=1, max_leaf_nodes=2, early_stopping=False
+    ).fit(X, Y)
+    predicted = model.predict(X)
+    for value in np.unique(predicted):
+        assert value == pytest.approx(np.median(Y[predicted == value]))
+
+
+def test_missing_values_go_to_the_better_side() -> None:
+    data = X.copy()
+    data[::3, 0] = np.nan
+    model = GradientBoostingRegressor(max_iter=30).fit(data, np.isnan(data[:, 0]) + 0.0)
+    assert np.abs(model.predict(data) - np.isnan(data[:, 0])).max() < 0.1
+
+
+def test_categories_split_by_their_means() -> None:
+    categories = rng.integers(0, 20, size=(1000, 1)).astype(float)
+    y = (categories[:, 0] % 2) + 0.0
+    model = GradientBoostingRegressor(
+        learning_rate=1.0, max_iter=1, max_leaf_nodes=2, categorical_features=[0], early_stopping=False
+    ).fit(categories, y)
+    np.testing.assert_allclose(model.predict(categories), y, atol=1e-12)
+    assert model.predict([[99.0], [np.nan]]).shape == (2,)  # unknown ones count as missing
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_monotone_constraints(sign: int) -> None:
+    y = sign * X[:, 0] + np.sin(5 * X[:, 0]) + X[:, 1]
+    model = GradientBoostingRegressor(monotonic_cst=[sign, 0, 0, 0, 0], max_iter=50).fit(X, y)
+    grid = np.tile(X[:20], (50, 1, 1))
+    grid[:, :, 0] = np.linspace(-3, 3, 50)[:, None]
+    predicted = model.predict(grid.reshape(-1, 5)).reshape(50, 20)
+    assert (sign * np.diff(predicted, axis=0) >= 0).all()
+    assert (sign * np.diff(predicted, axis=0) > 0).any()
+
+
+def test_a_warm_start_continues() -> None:
+    whole = GradientBoostingClassifier(max_iter=8, random_state=0).fit(X, CLASSES)
+    model = GradientBoostingClassifier(max_iter=3, warm_start=True, random_state=0).fit(X, CLASSES)
+    model.set_params(max_iter=8).fit(X, CLASSES)
+    assert trees_of(model) == trees_of(whole)
+    assert [record["step"] for record in model.history_] == list(range(1, 9))
+    assert model.train_score_.tobytes() == whole.train_score_.tobytes()
+    with pytest.raises(ValueError, match="must be larger than or equal to n_iter_=8"):
+        model.set_params(max_iter=2).fit(X, CLASSES)
+
+
+def test_a_weight_counts_as_that_many_rows() -> None:
+    weights = rng.integers(0, 4, size=400)
+    rules: dict[str, Any] = {
+        "max_iter": 5,
+        "min_samples_leaf": 1,
+        "max_leaf_nodes": 8,
+        "early_stopping": False,
+    }
+    few = np.round(X, 1)  # so that each value has a bin
+    weighted = GradientBoostingRegressor(**rules).fit(few, Y, weights)
+    repeated = GradientBoostingRegressor(**rules).fit(np.repeat(few, weights, axis=0), np.repeat(Y, weights))
+    np.testing.assert_allclose(weighted.predict(few), repeated.predict(few))
+
+
+def test_staged_predictions_end_with_those_of_the_model() -> None:
+    model = GradientBoostingClassifier(max_iter=4).fit(X, CLASSES)
+    *_, last = model.staged_predict_proba(X)
+    assert np.array_equal(last, model.predict_proba(X))
+    assert len(list(model.staged_predict(X))) == 4
+    assert len({each.tobytes() for each in model.staged_decision_function(X)}) == 4
+    regressor = GradientBoostingRegressor(max_iter=3).fit(X, Y)
+    assert np.array_equal(list(regressor.staged_predict(X))[-1], regressor.predict(X))
+
+
+def test_importances_name_the_columns_that_matter() -> None:
+    importances = GradientBoostingRegressor().fit(X, Y).feature_importances_
+    assert importances.sum() == pytest.approx(1)
+    assert importances[:3].min() > 3 * importances[3:].max()
+
+
+def test_rows_in_files(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed here")
+    from pyarrow import parquet
+
+    columns = {f"x{number}": X[:, number] for number in range(5)}
+    parquet.write_table(pyarrow.table({**columns, "label": CLASSES}), tmp_path / "rows.parquet")
+    source = read(tmp_path / "rows.parquet", columns={"X": list(columns), "y": "label"})
+    model = GradientBoostingClassifier(max_iter=3, on="threads:2").fit(source)
+    assert trees_of(model) == trees_of(GradientBoostingClassifier(max_iter=3).fit(X, CLASSES))
+
+
+@pytest.mark.parametrize(("name", "value"), [("left", 0), ("column", 99), ("bin", -5)])
+def test_a_file_with_other_nodes_than_trees_is_not_followed(tmp_path: Path, name: str, value: int) -> None:
+    model = GradientBoostingRegressor(max_iter=1).fit(X, Y)
+    model.trees_[name][0] = value
+    model.save(tmp_path / "model")
+    with pytest.raises(UsageError, match="they are not trees"):
+        load(tmp_path / "model").predict(X)
+
+
+@pytest.mark.parametrize("name", ["roots", "categories", "value"])
+def test_a_file_with_arrays_that_do_not_match_is_not_written(tmp_path: Path, name: str) -> None:
+    model = GradientBoostingRegressor(max_iter=1).fit(X, Y)
+    model.trees_[name] = model.trees_[name][:-1]
+    with pytest.raises(UsageError, match="different numbers of"):
+        model.save(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"loss": "gamma"}, "requires strictly positive y"),
+        ({"loss": "poisson"}, "requires non-negative y"),
+        ({"loss": "quantile"}, "quantile must be a number"),
+        ({"monotonic_cst": [1]}, "has shape"),
+        ({"monotonic_cst": [2, 0, 0, 0, 0]}, "array-like of -1, 0 or 1"),
+        ({"categorical_features": [7]}, "names 7, which is no column of X"),
+        ({"categorical_features": [True]}, "boolean mask must have shape"),
+        ({"categorical_features": [0], "max_bins": 9}, "column 0 has 400 categories"),
+    ],
+)
+def test_wrong_arguments(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        GradientBoostingRegressor(on="threads:1", **params).fit(X, Y)
+
+
+def test_it_has_to_be_fitted() -> None:
+    with pytest.raises(NotFittedError):
+        list(GradientBoostingRegressor().staged_predict(X))
