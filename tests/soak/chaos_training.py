@@ -36,6 +36,7 @@ HIDDEN = 32
 SHAPES = ((64, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,))
 SCALE = 2.0**40
 RATE, MOMENTUM = 0.2, 0.9
+PATIENCE_S = 20.0  # for a process that replaces another one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,14 +187,33 @@ class Struck:
         self._folder.mkdir(exist_ok=True)
         self._faults = faults
         self._facts = facts
+        self._patience_s = PATIENCE_S
 
     def strike(self, moment: str, step: int, rank: int, size: int) -> None:
         """Suffer what is due."""
         for index, fault in enumerate(self._faults):
             due = fault.moment == moment and step >= fault.step and rank in fault.ranks
-            if due and size > max(fault.ranks) and size > len(fault.ranks) and self._claim(index, rank):
+            if due and size > max(*fault.ranks, len(fault.ranks)) and self._claim(index, rank):
                 self._facts.add("fault", index=index, kind=fault.kind, moment=moment, step=step, rank=rank)
                 self._suffer(fault)
+
+    def await_victims(self, step: int, size: int) -> None:
+        """Wait until a change of the world is in sight, if faults that are due need more ranks than it has."""
+        from ronde.process.membership_channel import membership
+
+        deadline, mine = time.monotonic() + self._patience_s, membership()
+        while self._has_to_wait(step, size) and mine is not None and not mine.change_wanted:
+            if time.monotonic() > deadline:
+                self._patience_s = 0.0
+                break
+            time.sleep(0.01)
+
+    def _has_to_wait(self, step: int, size: int) -> bool:
+        return any(
+            fault.step <= step and max(*fault.ranks, len(fault.ranks)) >= size
+            for index, fault in enumerate(self._faults)
+            if not all((self._folder / f"{index}.{rank}").exists() for rank in fault.ranks)
+        )
 
     def _claim(self, index: int, rank: int) -> bool:
         path = self._folder / f"{index}.{rank}"
@@ -303,6 +323,8 @@ def train_elastic(folder: Path) -> None:
             state.step = step + 1
             struck.strike("after", step, rank, size)
             time.sleep(training.step_s)
+            if rank == 0:
+                struck.await_victims(step, size)
             if state.step % training.commit_every == 0:
                 state.commit()
                 facts.add("commits", round=round_, step=state.step)

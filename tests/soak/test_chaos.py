@@ -65,9 +65,19 @@ def test_survivors_may_die_too() -> None:
 
 @pytest.mark.slow
 def test_a_grown_world_is_in_the_right_epoch() -> None:
-    # 12 steps are an epoch: the process that comes later has to begin in the second one.
-    result = suffer([Fault(13, "kill", "before", (0,))], Shape(2, 1), steps=200)
-    assert result.report["worlds"] >= 3  # it has grown
+    # 12 steps are an epoch: the process that comes later begins in the second one. The stop waits for it.
+    faults = [Fault(13, "kill", "before", (0,)), Fault(16, "stop", "before", (1,), 0.1)]
+    result = suffer(faults, Shape(2, 1))
+    assert result.report["worlds"] >= 3
+
+
+@pytest.mark.slow
+def test_recoveries_are_flat_in_memory_and_descriptors() -> None:
+    # The account compares what rank 0 uses in its first and last worlds. By night with CHAOS_RECOVERIES=200.
+    count = int(os.environ.get("CHAOS_RECOVERIES", "15"))
+    faults = [Fault(3 + 2 * number, "kill", "before", (1,)) for number in range(count)]
+    result = suffer(faults, Shape(2, 1, spares=1), steps=2 * count + 10)
+    assert result.report["worlds"] > count
 
 
 @pytest.mark.slow
