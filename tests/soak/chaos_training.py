@@ -269,6 +269,7 @@ def train_alone(folder: Path) -> None:
 def train_elastic(folder: Path) -> None:
     """Train with ronde.elastic."""
     import ronde
+    import ronde.elastic
 
     training, faults = read_job(folder)
     data, model, facts = Data(folder), Model(training.seed), Facts(folder)
