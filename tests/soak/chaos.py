@@ -85,6 +85,7 @@ class Agent:
     """A `ronde run` of the job."""
 
     name: str
+    node: int
     process: subprocess.Popen[bytes]
     log: Path
     was_killed: float = 0.0
@@ -111,7 +112,7 @@ class Chaos:
         shape, name = self.shape, f"agent{len(self.agents)}"
         words = ["--max-restarts", "10000", "-n", str(shape.workers)]
         if shape.nodes > 1:
-            conf = f"is_host={str(node == 0).lower()},keep_alive_interval=1,last_call_timeout=1"
+            conf = "keep_alive_interval=1,last_call_timeout=1"
             meeting = (
                 "--rdzv-backend",
                 "tcp",
@@ -138,7 +139,7 @@ class Chaos:
                 env={**os.environ, **own},
                 start_new_session=True,
             )
-        self.agents.append(Agent(name, process, log))
+        self.agents.append(Agent(name, node, process, log))
 
     def run(self) -> list[str]:
         """Run the job until it ends. Returns what was wrong with that."""
@@ -188,7 +189,7 @@ class Chaos:
                     agent.was_killed = now
                 elif 0 < agent.was_killed < now - RESTART_AGENT_S:
                     agent.was_killed = float("inf")
-                    self.start_agent(1)
+                    self.start_agent(agent.node)
 
     def close(self) -> None:
         """Leave nothing, whatever has gone wrong."""
