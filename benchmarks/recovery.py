@@ -1,40 +1,40 @@
-"""How soon a job trains again after a death, next to torchrun. See benchmarks/README.md.
+"""How soon a job trains again after a loss: in place, and started again. See benchmarks/README.md.
 
-python benchmarks/recovery.py --ranks 2 4 --csv recovery.csv
+python benchmarks/recovery.py --ranks 2 4 8 --csv recovery.csv
+python benchmarks/recovery.py --cases goodput --duration 600
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
-import os
 import pathlib
-import signal
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ronde import settings
+from case_tables import print_load, write_cases
+from recovery_jobs import (
+    Command,
+    NotRecovered,
+    Recovery,
+    lose_again_and_again,
+    lose_host,
+    lose_node,
+    lose_worker,
+)
 
-WORKER = str(pathlib.Path(__file__).with_name("recovering.py"))
-LONGEST_S = 120.0  # after which a job counts as not recovered
-OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+from ronde.testing import hosts
 
-
-class Step(NamedTuple):
-    """The first all-reduce of one process."""
-
-    pid: int
-    rank: int
-    size: int
-    imported_ns: int
-    done_ns: int
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # without which torchrun seldom recovers
+PARAMETERS = 100_000_000
+COLUMNS = "ranks,fault,contestant,median_ms"
+SMALLER, SPARE, FRESH = "worker killed: smaller", "worker killed: spare", "worker killed: fresh process"
+CASES = ("workers", "parameters", "nodes", "hosts", "goodput")
+RIVAL = "torchrun"
+CONTESTANTS = ("ronde-in-place", "ronde-restart", "gloo-reconfigure", RIVAL)
 
 
 class Row(NamedTuple):
@@ -46,151 +46,181 @@ class Row(NamedTuple):
     median_ms: float
 
 
-class NotRecovered(Exception):
-    """The job did not train again."""
+class Contest(NamedTuple):
+    """One contestant and one fault: how it is measured once, and how often."""
+
+    fault: str
+    contestant: str
+    measure: Callable[[], Recovery]
+    rounds: int
 
 
-class Job:
-    """One or several agents and their workers, which report into a folder of the job."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-        self._agents: list[subprocess.Popen[bytes]] = []
-
-    def start(self, words: Sequence[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start an agent."""
-        with (self.folder / f"log{len(self._agents)}").open("wb") as log:
-            agent = subprocess.Popen(
-                [sys.executable, *words, WORKER, str(self.folder)],
-                env={**settings.environment(), "OMP_NUM_THREADS": "1", **(more or {})},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self._agents.append(agent)
-        return agent
-
-    def steps(self) -> dict[int, Step]:
-        """Return what the workers have reported so far, by their process."""
-        found = {}
-        for path in self.folder.glob("[0-9]*"):
-            numbers = [int(word) for word in path.read_text().split()]
-            found[int(path.name)] = Step(int(path.name), *numbers)
-        return found
-
-    def await_steps(self, ranks: int, earlier: dict[int, Step], agent: subprocess.Popen[bytes]) -> list[Step]:
-        """Return the first steps of a world of `ranks` workers that have not reported before. Raises NotRecovered."""
-        deadline = time.monotonic() + LONGEST_S
-        while time.monotonic() < deadline:
-            new = [step for pid, step in self.steps().items() if pid not in earlier and step.size == ranks]
-            if {step.rank for step in new} == set(range(ranks)):
-                return new
-            if agent.poll() is not None:
-                raise NotRecovered(f"the agent has ended with exit code {agent.returncode}")
-            time.sleep(0.002)
-        raise NotRecovered(f"nobody has trained for {LONGEST_S:g} s")
-
-    def stop(self) -> None:
-        """End the job well. Raises NotRecovered if it does not end so."""
-        (self.folder / "stop").touch()
-        for agent in self._agents:
-            if agent.returncode != -signal.SIGKILL and agent.wait(LONGEST_S):
-                raise NotRecovered(f"the job has ended with exit code {agent.returncode}")
-
-    def close(self) -> None:
-        """End what is left of it."""
-        for agent in self._agents:
-            if agent.poll() is None:
-                agent.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    agent.wait(40)
-                agent.kill()
-            agent.wait()
-        for pid in self.steps():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def job() -> Iterator[Job]:
-    """Give a job that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="ronde-benchmark-") as folder:
-        running = Job(pathlib.Path(folder))
-        try:
-            yield running
-        finally:
-            running.close()
-
-
-def kill_worker(words: Sequence[str], ranks: int, more: dict[str, str]) -> float:
-    """Return how many seconds after the death of one of its workers the job trains again. Raises NotRecovered."""
-    with job() as running:
-        agent = running.start(words, more)
-        first = running.await_steps(ranks, {}, agent)
-        time.sleep(0.5)
-        victim = max(first, key=lambda step: step.rank)
-        killed_ns = time.monotonic_ns()
-        os.kill(victim.pid, signal.SIGKILL)
-        again = running.await_steps(ranks, {step.pid: step for step in first}, agent)
-        running.stop()
-        return (max(step.done_ns for step in again) - killed_ns) / 1e9
-
-
-class NodeTimes(NamedTuple):
-    """Seconds: until the survivor trained alone, until both trained again, and the part of that until the import."""
-
-    alone_s: float
-    both_s: float
-    import_s: float
-
-
-def kill_node(agents: Callable[[int], list[str]], more: dict[str, str]) -> NodeTimes:
-    """Kill one of two agents with its worker, and start it again. Raises NotRecovered."""
-    with job() as running:
-        survivor, other = (running.start(agents(index), more) for index in (0, 1))
-        first = running.await_steps(2, {}, survivor)
-        time.sleep(0.5)
-        earlier = running.steps()
-        own = [step.pid for step in first if _parent_is(step.pid, other.pid)]
-        killed_ns = time.monotonic_ns()
-        for pid in (other.pid, *own):
-            os.kill(pid, signal.SIGKILL)
-        other.wait()
-        (alone,) = running.await_steps(1, earlier, survivor)
-        earlier = running.steps()
-        started_ns = time.monotonic_ns()
-        running.start(agents(1), more)
-        both = running.await_steps(2, earlier, survivor)
-        running.stop()
-        return NodeTimes(
-            (alone.done_ns - killed_ns) / 1e9,
-            (max(step.done_ns for step in both) - started_ns) / 1e9,
-            (max(step.imported_ns for step in both) - started_ns) / 1e9,
+def run_contests(ranks: int, contests: Sequence[Contest]) -> list[Row]:
+    """Measure all that have rounds, in turns, and print a line for each."""
+    contests = [contest for contest in contests if contest.rounds]
+    taken: dict[Contest, list[Recovery]] = {contest: [] for contest in contests}
+    problems: dict[Contest, str] = {}
+    for turn in range(max((contest.rounds for contest in contests), default=0)):
+        for contest in contests:
+            if turn < contest.rounds:
+                try:
+                    taken[contest].append(contest.measure())
+                except NotRecovered as problem:
+                    problems[contest] = str(problem)
+    medians = {
+        contest: statistics.median(each.total_ms for each in times)
+        for contest, times in taken.items()
+        if times
+    }
+    rival = next((value for contest, value in medians.items() if contest.contestant == RIVAL), float("nan"))
+    print(
+        f"{'fault':<30}{'contestant':<18}{'recovered':>12}{'median ms':>12}{'/' + RIVAL:>12}{'imports ms':>12}"
+    )
+    for contest in contests:
+        times = taken[contest]
+        median = medians.get(contest, float("nan"))
+        imports = statistics.median(each.imports_ms for each in times) if times else float("nan")
+        print(
+            f"{contest.fault:<30}{contest.contestant:<18}{f'{len(times)} of {contest.rounds}':>12}"
+            f"{median:12,.1f}{median / rival:12.4f}{imports:12,.1f}",
+            flush=True,
         )
+        if contest in problems:
+            print(f"    not recovered: {problems[contest]}", flush=True)
+    return [Row(ranks, contest.fault, contest.contestant, median) for contest, median in medians.items()]
 
 
-def _parent_is(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        pid = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if pid == ancestor:
-            return True
-    return False
+def ronde(ranks: int, *options: str) -> tuple[str, ...]:
+    """Return the words of our launcher."""
+    return ("-m", "ronde", "run", "-n", str(ranks), "--max-restarts", "1000", *options)
 
 
-def _ronde(ranks: int) -> list[str]:
-    return ["-m", "ronde", "run", "-n", str(ranks), "--max-restarts", "3"]
+def torchrun(ranks: int) -> tuple[str, ...]:
+    """Return the words of PyTorch's launcher."""
+    return ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3")
 
 
-def _torchrun(ranks: int) -> list[str]:
-    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3"]
+def reconfigure(ranks: int, arguments: argparse.Namespace, more: tuple[str, ...]) -> Command:
+    """Return a program without a launcher, on a new port."""
+    places = {"MASTER_PORT": str(_free_port())}
+    return Command((), ("reconfigure", *more), places, arguments.gloo_python, ranks)
 
 
-def _nodes(launcher: Sequence[str], port: int) -> Callable[[int], list[str]]:
-    def words(index: int) -> list[str]:
-        serves = f"--rdzv-conf=is_host={str(index == 0).lower()}"
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=recovery", serves]
-        return [*launcher, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *meeting]
+def measure_workers(ranks: int, arguments: argparse.Namespace, more: tuple[str, ...] = ()) -> list[Row]:
+    """Kill a worker again and again, in turns under each contestant."""
+    in_place = ("in-place", *more)
+    smaller = Command(ronde(ranks, "--min-np", str(ranks - 1)), in_place)
+    spare = Command(ronde(ranks, "--spares", "1"), in_place)
+    fresh = Command(ronde(ranks), in_place)
+    again = Command(ronde(ranks), ("restart", *more))
+    theirs = Command(torchrun(ranks), ("gloo", *more), OWN_STORE)
+    rounds, torchrun_rounds = arguments.rounds, arguments.torchrun_rounds
+    contests = [
+        Contest(SMALLER, "ronde-in-place", lambda: lose_worker(smaller, ranks, ranks - 1), rounds),
+        Contest(
+            SMALLER,
+            "gloo-reconfigure",
+            lambda: lose_worker(reconfigure(ranks, arguments, more), ranks, ranks - 1),
+            rounds if reconfigures(arguments.gloo_python) else 0,
+        ),
+        Contest(SPARE, "ronde-in-place", lambda: lose_worker(spare, ranks, ranks), rounds),
+        Contest(FRESH, "ronde-in-place", lambda: lose_worker(fresh, ranks, ranks), rounds),
+        Contest(FRESH, "ronde-restart", lambda: lose_worker(again, ranks, ranks), rounds),
+        Contest(FRESH, RIVAL, lambda: lose_worker(theirs, ranks, ranks), torchrun_rounds),
+    ]
+    chosen = [each for each in contests if each.contestant in arguments.contestants]
+    return run_contests(ranks, chosen)
 
-    return words
+
+def measure_parameters(ranks: int, arguments: argparse.Namespace) -> list[Row]:
+    """The same with parameters and a loader; the faults' names say so."""
+    more = ("--elements", str(arguments.parameters), "--commit-every", "20")
+    few = argparse.Namespace(**{**vars(arguments), "rounds": arguments.parameter_rounds})
+    few.torchrun_rounds = min(arguments.torchrun_rounds, arguments.parameter_rounds)
+    return [
+        row._replace(fault=f"{row.fault}, {arguments.parameters} parameters")
+        for row in measure_workers(ranks, few, more)
+    ]
+
+
+def nodes(launcher: Sequence[str], kind: str, address: str, per_node: int, conf: str = "") -> list[Command]:
+    """Return the commands of two agents, the first of which serves the rendezvous at an address."""
+    commands = []
+    for index in range(2):
+        serves = f"--rdzv-conf=is_host={str(index == 0).lower()}{conf}"
+        meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={address}", "--rdzv-id=recovery", serves)
+        words = (*launcher, "--nnodes=1:2", f"--nproc-per-node={per_node}", "--max-restarts=3", *meeting)
+        commands.append(Command(words, (kind,)))
+    return commands
+
+
+def measure_nodes(arguments: argparse.Namespace) -> list[Row]:
+    """Kill one of two agents with its worker, and bring it back."""
+    rows = []
+    print(f"{'fault':<30}{'contestant':<18}{'recovered':>12}{'median ms':>12}")
+    for name, launcher, kind, most in (
+        ("ronde-in-place", ["-m", "ronde", "run"], "in-place", arguments.node_rounds),
+        ("ronde-restart", ["-m", "ronde", "run"], "restart", arguments.node_rounds),
+        ("torchrun", ["-m", "torch.distributed.run"], "gloo", arguments.torchrun_node_rounds),
+    ):
+        times = []
+        for _ in range(most):
+            try:
+                times.append(lose_node(nodes(launcher, kind, f"127.0.0.1:{_free_port()}", 1)))
+            except NotRecovered as problem:
+                print(f"{name:<18} not recovered: {problem}", flush=True)
+        for fault, column in zip(("node killed", "node back"), zip(*times)):
+            median = statistics.median(each.total_ms for each in column)
+            print(f"{fault:<30}{name:<18}{f'{len(times)} of {most}':>12}{median:12,.1f}", flush=True)
+            rows.append(Row(2, fault, name, median))
+    return rows
+
+
+def measure_hosts(ranks: int, arguments: argparse.Namespace) -> list[Row]:
+    """Cut the link of one of two hosts, for which this must be root. The fault's name has the heartbeat setting."""
+    if reason := hosts.require():
+        print(f"skipped hosts: {reason}")
+        return []
+    conf = f",keep_alive_interval={arguments.heartbeat:g}"
+    fault = f"host cut off, heartbeat {arguments.heartbeat:g} s"
+    with hosts.Hosts(2) as two:
+        contests = [
+            Contest(
+                fault,
+                name,
+                lambda kind=kind: lose_host(  # type: ignore[misc]
+                    two,
+                    nodes(["-m", "ronde", "run"], kind, f"{two.ipv4(0)}:{_free_port()}", ranks // 2, conf),
+                    ranks,
+                ),
+                arguments.host_rounds,
+            )
+            for name, kind in (("ronde-in-place", "in-place"), ("ronde-restart", "restart"))
+        ]
+        return run_contests(ranks, contests)
+
+
+def measure_goodput(ranks: int, arguments: argparse.Namespace) -> list[Row]:
+    """Kill a worker every so many seconds, with steps of 100 ms."""
+    for name, options in (("spare", ("--spares", "1")), ("smaller", ("--min-np", str(ranks - 1)))):
+        command = Command(ronde(ranks, *options), ("in-place", "--step", "0.1"))
+        try:
+            goodput = lose_again_and_again(command, ranks, arguments.every, arguments.duration)
+        except NotRecovered as problem:
+            print(f"goodput, {name}: not recovered: {problem}", flush=True)
+            continue
+        print(
+            f"goodput of {ranks} ranks ({name}): {goodput.share:.2%} of {goodput.elapsed_s:.0f} s"
+            f" in {goodput.steps} steps of {goodput.step_s * 1e3:.1f} ms, {goodput.losses} losses",
+            flush=True,
+        )
+    return []
+
+
+def reconfigures(python: str) -> bool:
+    """Return whether this interpreter's PyTorch has process groups that go on after a loss."""
+    test = "import sys, torch.distributed as dist; sys.exit(not hasattr(dist, '_reconfigure'))"
+    return subprocess.run([python, "-c", test], check=False).returncode == 0
 
 
 def _free_port() -> int:
@@ -200,84 +230,47 @@ def _free_port() -> int:
     return port
 
 
-def measure_workers(ranks: int, rounds: int, torchrun_rounds: int, default_rounds: int) -> list[Row]:
-    """Kill a worker again and again, in turns under each launcher."""
-    contestants: dict[str, tuple[list[str], dict[str, str], int]] = {
-        "ronde": (_ronde(ranks), {}, rounds),
-        "torchrun-own-store": (_torchrun(ranks), OWN_STORE, torchrun_rounds),
-        "torchrun": (_torchrun(ranks), {}, default_rounds),
-    }
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(max(rounds, torchrun_rounds, default_rounds)):
-        for name, (words, more, most) in contestants.items():
-            if turn < most:
-                with contextlib.suppress(NotRecovered):
-                    times[name].append(kill_worker(words, ranks, more))
-    print(f"\nkill -9 of one of {ranks} workers: until all have done their next all-reduce")
-    rows = []
-    for name, (_, _, most) in contestants.items():
-        taken = times[name]
-        median = statistics.median(taken) if taken else float("nan")
-        rival = (
-            statistics.median(times["torchrun-own-store"]) if times["torchrun-own-store"] else float("nan")
-        )
-        print(
-            f"{name:>20}  {len(taken)} of {most} recovered  {median:8.2f} s  {median / rival:6.2f}",
-            flush=True,
-        )
-        if taken:
-            rows.append(Row(ranks, "worker killed", name, median * 1e3))
-    return rows
-
-
-def measure_nodes(rounds: int, torchrun_rounds: int) -> list[Row]:
-    """Kill one of two agents with its worker, and bring it back."""
-    print("\nkill -9 of one of two agents and its worker: until the survivor trains alone, until both train")
-    rows = []
-    for name, launcher, most in (
-        ("ronde", ["-m", "ronde", "run"], rounds),
-        ("torchrun", ["-m", "torch.distributed.run"], torchrun_rounds),
-    ):
-        times = []
-        for _ in range(most):
-            try:
-                times.append(kill_node(_nodes(launcher, _free_port()), {}))
-            except NotRecovered as problem:
-                print(f"{name:>20}  not recovered: {problem}", flush=True)
-        if times:
-            alone, both, imports = (statistics.median(column) for column in zip(*times))
-            rest = f"{both:.2f} s of which {imports:.2f} s until torch was imported"
-            print(f"{name:>20}  {len(times)} of {most}  alone {alone:.2f} s  both {rest}", flush=True)
-            rows += [Row(2, "node killed", name, alone * 1e3), Row(2, "node back", name, both * 1e3)]
-    return rows
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=CASES)
+    parser.add_argument("--contestants", nargs="*", choices=CONTESTANTS, default=CONTESTANTS)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--torchrun-rounds", type=int, default=4)
+    parser.add_argument("--gloo-python", default=sys.executable, help="with PyTorch 2.14 or later")
+    parser.add_argument("--parameters", type=int, default=PARAMETERS)
+    parser.add_argument("--parameter-rounds", type=int, default=3)
+    parser.add_argument("--node-rounds", type=int, default=5)
+    parser.add_argument("--torchrun-node-rounds", type=int, default=0, help="each takes a minute or two")
+    parser.add_argument("--host-rounds", type=int, default=3)
+    parser.add_argument("--heartbeat", type=float, default=1.0, help="of the rendezvous, in seconds")
+    parser.add_argument("--every", type=float, default=15.0, help="seconds between losses, for goodput")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds, for goodput")
+    parser.add_argument("--csv", type=pathlib.Path)
+    return parser.parse_args()
 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--torchrun-rounds", type=int, default=20)
-    parser.add_argument(
-        "--torchrun-default-rounds", type=int, default=4, help="of torchrun as it is by default"
-    )
-    parser.add_argument("--node-rounds", type=int, default=5)
-    parser.add_argument("--torchrun-node-rounds", type=int, default=0, help="each takes a minute or two")
-    parser.add_argument("--csv", type=pathlib.Path)
-    arguments = parser.parse_args()
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    rows = []
+    arguments = parse_arguments()
+    print_load()
+    rows: list[Row] = []
     for ranks in arguments.ranks:
-        rows += measure_workers(
-            ranks, arguments.rounds, arguments.torchrun_rounds, arguments.torchrun_default_rounds
-        )
-    if arguments.node_rounds or arguments.torchrun_node_rounds:
-        rows += measure_nodes(arguments.node_rounds, arguments.torchrun_node_rounds)
+        for case, measure in (
+            ("workers", measure_workers),
+            ("parameters", measure_parameters),
+            ("hosts", measure_hosts),
+            ("goodput", measure_goodput),
+        ):
+            if case in arguments.cases:
+                print(f"\n{case}, {ranks} ranks")
+                rows += measure(ranks, arguments)
+    if "nodes" in arguments.cases:
+        print("\nnodes")
+        rows += measure_nodes(arguments)
     if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(Row._fields)
-            writer.writerows(rows)
+        write_cases(arguments.csv, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -379,6 +379,7 @@ def _begin_attempt(
         if point.served_by == identity.rank:
             _contest_rank(identity, point, wanted)
         raise
+    _check_round()  # news that came before there was a meeting have closed nothing
     return _come_to_epoch(identity, _process.meeting, began_ns, deadline_ns)
 
 
