@@ -70,7 +70,8 @@ class StateDictPart:
         self._copy = HostCopy()
         live: list[Any] = []
         outline_of(value.state_dict(), live)
-        self.is_sharded = any(_is_sharded(tensor) for tensor in live)
+        # An optimizer has no state before its first step, but it has parameters.
+        self.is_sharded = any(_is_sharded(tensor) for tensor in (*live, *parameters_of(value)))
 
     def save(self) -> None:
         """Copy the state to host memory."""
@@ -136,14 +137,17 @@ class StateDictPart:
 
 def clear_gradients(value: Any) -> None:
     """Remove the gradients of a module or optimizer: they belong to a step that does not count any more."""
-    if isinstance(value, torch.nn.Module):
-        parameters = list(value.parameters())
-    elif isinstance(value, torch.optim.Optimizer):
-        parameters = [parameter for group in value.param_groups for parameter in group["params"]]
-    else:
-        return
-    for parameter in parameters:
+    for parameter in parameters_of(value):
         parameter.grad = None
+
+
+def parameters_of(value: Any) -> list[Any]:
+    """Return the parameters of a module or optimizer; none of another object."""
+    if isinstance(value, torch.nn.Module):
+        return list(value.parameters())
+    if isinstance(value, torch.optim.Optimizer):
+        return [parameter for group in value.param_groups for parameter in group["params"]]
+    return []
 
 
 def local_part(tensor: Any) -> Any:
