@@ -44,6 +44,7 @@ __all__ = ["GradientBoostingClassifier", "GradientBoostingRegressor"]
 Array = NDArray[Any]
 
 ROWS_OF_EARLY_STOPPING = 10_000  # of early_stopping="auto", as in scikit-learn
+STEPS_OF_CHECKPOINT = 10  # it contains the trees only
 READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
 
@@ -134,6 +135,7 @@ class GradientBoosting(DistributedEstimator):
                 max_iter=max_iter,
                 on=place,
                 rows_per_block=data.rows_per_block,
+                checkpoint_every=None if is_here(place) else STEPS_OF_CHECKPOINT,
             ).state
             for name, value in self._attributes(result, others).items():
                 setattr(self, name, value)
@@ -609,6 +611,11 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
     @property
     def _loss(self) -> BoostingLoss:
         return loss_of_classes(len(self.classes_))
+
+
+def is_here(place: Any) -> bool:
+    """Return whether the tasks are threads of this process, or ranks of this job: none is lost without the others."""
+    return place is None or (isinstance(place, str) and place.startswith("threads"))
 
 
 def loss_of_classes(classes: int) -> BoostingLoss:
