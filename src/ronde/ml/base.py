@@ -37,11 +37,9 @@ ADVICE = {
     "precompute": ONE_METHOD,
     "selection": ONE_METHOD,
 }
-NO_LOSS_OF_HELD_ROWS = "the loss of the rows held out decides: leave it out"
 BOOSTING = {
     "interaction_cst": "a split may use all columns: use scikit-learn's HistGradientBoosting for such constraints",
     "n_estimators": "the number of steps is `max_iter`",
-    "scoring": NO_LOSS_OF_HELD_ROWS,
 }
 ADVICE_OF = {
     "GradientBoostingClassifier": BOOSTING,
