@@ -22,7 +22,7 @@ size_t count_below(const double* values, size_t count, double value) {
 }
 
 uint8_t bin_of(const double* values, size_t count, bool is_categorical, double value) {
-  if (std::isnan(value)) return static_cast<uint8_t>(count + (is_categorical ? 0 : 1));
+  if (std::isnan(value) || (is_categorical && value < 0)) return static_cast<uint8_t>(count + (is_categorical ? 0 : 1));
   const size_t below = count_below(values, count, value);
   if (is_categorical && (below == count || values[below] != value)) return static_cast<uint8_t>(count);
   return static_cast<uint8_t>(below);

@@ -53,7 +53,7 @@ struct Bins {
 };
 
 // Fills `bins`. `rows`: C-contiguous, row_count x column_count, kFloat32 or kFloat64. NaN is a missing value, and so is
-// a category that is not among the known ones.
+// a category that is below 0 or not among the known ones.
 void bin_rows(DType dtype, const void* rows, size_t row_count, size_t column_count, const Bins& by, uint8_t* bins,
               Crew& crew);
 

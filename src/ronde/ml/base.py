@@ -37,11 +37,17 @@ ADVICE = {
     "precompute": ONE_METHOD,
     "selection": ONE_METHOD,
 }
+BOOSTING = {
+    "interaction_cst": "a split may use all columns: use scikit-learn's HistGradientBoosting for such constraints",
+    "n_estimators": "the number of steps is `max_iter`",
+}
 ADVICE_OF = {
     "LatentDirichletAllocation": {
         "evaluate_every": "`history_` has the loss of each step: leave it out",
         "perp_tol": "a fit takes `max_iter` steps, unless a callback ends it: leave it out",
     },
+    "GradientBoostingClassifier": BOOSTING,
+    "GradientBoostingRegressor": BOOSTING,
     "LinearSVC": {"loss": "the loss is the squared hinge: leave it out"},
     "LogisticRegression": {
         "penalty": 'l1_ratio=1.0 stands for "l1", l1_ratio=0.0 for "l2", C=float("inf") for None'

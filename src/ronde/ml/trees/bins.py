@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from ronde._native import tree_bin_rows
 from ronde.ml.fitted_forms import Sizes
 
-__all__ = ["Bins", "BinsForm", "find_bins", "hashed_rows", "sample_rows"]
+__all__ = ["Bins", "BinsForm", "check_categories", "find_bins", "hashed_rows", "sample_rows"]
 
 Array = NDArray[Any]
 
 WIDEST_GROUP = 16  # columns, as in cpp/trees/binned_rows.h
 MOST_SAMPLED = 200_000  # rows
 MOST_SAMPLED_NUMBERS = 1 << 26
+MOST_CATEGORIES = 254
 LEAST_SAMPLED = 10_000  # rows, of however many columns
 
 
@@ -141,41 +142,57 @@ def sample_rows(rows: range, num_rows: int, num_columns: int, seed: int) -> Arra
     return None if num_rows <= most else chosen_rows(seed, rows, most / num_rows)
 
 
-def find_bins(sample: Array, max_bins: int, is_categorical: Array) -> Bins:
-    """Return the bins for rows of which these are a sample. `max_bins`: of a column, at most 255.
+def find_bins(sample: Array, weights: Array | None, max_bins: int, is_categorical: Array) -> Bins:
+    """Return the bins for rows of which these are a sample.
 
-    Raises ValueError if a column has more categories than that.
+    `weights`: of the rows, above 0; None: 1 each. `max_bins`: of a column, at most 255. Raises ValueError if a column
+    has more categories than that.
     """
     values = [
         _categories(sample[:, column], max_bins, column)
         if is_categorical[column]
-        else _borders(sample[:, column], max_bins)
+        else _borders(sample[:, column], weights, max_bins)
         for column in range(sample.shape[1])
     ]
     starts = np.cumsum([0, *map(len, values)], dtype=np.int64)
     return Bins(np.concatenate(values), starts, is_categorical.astype(np.uint8))
 
 
-def _borders(column: Array, max_bins: int) -> Array:
+def _borders(column: Array, weights: Array | None, max_bins: int) -> Array:
     """Return the largest value of each bin but the last: between all values, or at quantiles if there are too many."""
-    numbers = np.sort(column[~np.isnan(column)].astype(np.float64))
+    is_there = ~np.isnan(column)
+    numbers, weights = column[is_there], weights if weights is None else weights[is_there]
     if not len(numbers):
-        return numbers
-    is_new = numbers[1:] != numbers[:-1]
-    if is_new.sum() < max_bins:
-        ends = np.flatnonzero(is_new)
+        return np.empty(0)
+    if weights is None:
+        numbers = np.sort(numbers)
     else:
-        places = np.arange(1, max_bins) * (len(numbers) - 1) / max_bins
-        ends = np.floor(places).astype(np.int64)
-    upper = numbers[np.minimum(ends + 1, len(numbers) - 1)]
-    return np.unique(numbers[ends] / 2 + upper / 2)
+        order = np.argsort(numbers, kind="stable")
+        numbers, weights = numbers[order], weights[order]
+    ends = np.append(np.flatnonzero(numbers[1:] != numbers[:-1]), len(numbers) - 1)  # of equal numbers
+    values = numbers[ends].astype(np.float64)
+    kept = np.arange(len(values) - 1)
+    if len(values) > max_bins:
+        below = ends + 1.0 if weights is None else np.cumsum(weights)[ends]
+        kept = np.searchsorted(below, below[-1] * np.arange(1, max_bins) / max_bins)
+        kept = np.unique(np.minimum(kept, len(values) - 2))
+    with np.errstate(invalid="ignore"):
+        borders = values[kept] / 2 + values[kept + 1] / 2
+    return np.asarray(np.where(np.isfinite(borders), borders, values[kept]))
+
+
+def check_categories(X: Array, max_bins: int, is_categorical: Array) -> None:
+    """Raise ValueError if a column of rows has more categories than `find_bins` takes."""
+    for column in np.flatnonzero(is_categorical).tolist():
+        _categories(X[:, column], max_bins, column)
 
 
 def _categories(column: Array, max_bins: int, number: int) -> Array:
-    found = np.unique(column[~np.isnan(column)].astype(np.float64))
-    if len(found) > max_bins:
+    most = min(max_bins, MOST_CATEGORIES)
+    found = np.unique(column[column >= 0].astype(np.float64))
+    if len(found) > most:
         raise ValueError(
-            f"column {number} has {len(found)} categories, and max_bins is {max_bins}: take it as a column of numbers, "
-            "or join rare categories"
+            f"column {number} has {len(found)} categories, and with max_bins={max_bins} at most {most} are expected: "
+            "take it as a column of numbers, or join rare categories"
         )
     return found

@@ -278,19 +278,21 @@ def read_rows(
     threads = max(1, cores // c.tasks_here)
     if c.state.bins is None:
         chosen = sample_rows(numbers, c.num_rows, columns, seed)
-        sample = np.concatenate([part for part in c.gather(_sample_of(c, chosen)) if part is not None])
-        c.state.bins = find_bins(sample, max_bins, is_categorical).plain
+        parts = [part for task in c.gather(_sample_of(c, chosen)) for part in task]
+        sample = np.concatenate([part for part, _ in parts])
+        weights = None if parts[0][1] is None else np.concatenate([weight for _, weight in parts])
+        c.state.bins = find_bins(sample, weights, max_bins, is_categorical).plain
     bins = Bins(**c.state.bins)
     if c.is_streamed:
-        parts, targets, weights, sizes = [], [], [], []
+        binned_parts, targets, weights_of_parts, sizes = [], [], [], []
         for block in c.blocks:
-            parts.append(bins.of(block.X, threads))
+            binned_parts.append(bins.of(block.X, threads))
             targets.append(np.asarray(block.y, np.float64))
             sizes.append(len(targets[-1]))
             if hasattr(block, "sample_weight"):
-                weights.append(np.asarray(block.sample_weight, np.float64))
-        binned, y = bins.joined(parts), np.concatenate(targets)
-        weight = np.concatenate(weights) if weights else None
+                weights_of_parts.append(np.asarray(block.sample_weight, np.float64))
+        binned, y = bins.joined(binned_parts), np.concatenate(targets)
+        weight = np.concatenate(weights_of_parts) if weights_of_parts else None
     else:
         data = c.data
         sizes = [len(block.y) for block in c.blocks]
@@ -301,17 +303,19 @@ def read_rows(
     return rows, y, np.cumsum([0, *sizes], dtype=np.int64)
 
 
-def _sample_of(c: IterationStep, chosen: Array | None) -> Array | None:
-    """Return the rows of this task that are chosen and have a weight; None of no rows."""
+def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Array, Array | None]]:
+    """Return the rows of this task that are chosen and have a weight, and their weights, by block."""
+    if chosen is None and not c.is_streamed and c.num_tasks == 1 and not hasattr(c.data, "sample_weight"):
+        return [(c.data.X, None)]
     parts, at = [], 0
     for block in c.blocks:
-        count = len(block.y)
+        count, weights = len(block.y), getattr(block, "sample_weight", None)
         takes = np.ones(count, bool) if chosen is None else chosen[at : at + count]
-        if hasattr(block, "sample_weight"):
-            takes = takes & (block.sample_weight > 0)
-        parts.append(block.X if takes.all() else block.X[takes])
+        if weights is not None:
+            takes = takes & (weights > 0)
+        parts.append((block.X[takes], None if weights is None else weights[takes]))
         at += count
-    return np.concatenate(parts) if parts else None
+    return parts
 
 
 def _sum_by_blocks(c: IterationStep, by_block: Sequence[Array]) -> Array:

@@ -20,8 +20,9 @@ from ronde.ml.history import Progress
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
 from ronde.ml.tasks import place_of
 from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory, training_data
-from ronde.ml.trees.bins import Bins, BinsForm
+from ronde.ml.trees.bins import Bins, BinsForm, check_categories
 from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
+from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
 from ronde.ml.trees.growing import TreeRules
 from ronde.ml.trees.losses import (
     LOGISTIC,
@@ -44,6 +45,7 @@ __all__ = ["GradientBoostingClassifier", "GradientBoostingRegressor"]
 Array = NDArray[Any]
 
 ROWS_OF_EARLY_STOPPING = 10_000  # of early_stopping="auto", as in scikit-learn
+STEPS_OF_CHECKPOINT = 10  # it contains the trees only
 READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
 
@@ -70,10 +72,11 @@ class GradientBoosting(DistributedEstimator):
         "max_features": [Interval(Real, 0, 1, closed="right")],
         "subsample": [Interval(Real, 0, 1, closed="right")],
         "max_bins": [Interval(Integral, 2, 255, closed="both")],
-        "categorical_features": ["array-like", None],
+        "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
         "monotonic_cst": ["array-like", dict, None],
         "warm_start": ["boolean"],
         "early_stopping": [StrOptions({"auto"}), "boolean"],
+        "scoring": [StrOptions({"loss"})],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither"), None],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -83,6 +86,7 @@ class GradientBoosting(DistributedEstimator):
         **DistributedEstimator._fitted_forms,
         "bins_": BinsForm(),
         "trees_": TreesForm(),
+        "categories_": CategoriesForm(),
         "baseline_": ArrayForm(("scores",), ("float64",), is_needed=True),
         "train_score_": ArrayForm(("steps",), ("float64",)),
         "validation_score_": ArrayForm(("steps",), ("float64",)),
@@ -96,6 +100,13 @@ class GradientBoosting(DistributedEstimator):
     def n_trees_per_iteration_(self) -> int:
         """How many trees a step adds: one, or one for each of more than two classes."""
         return len(self.baseline_)
+
+    @property
+    def is_categorical_(self) -> Array | None:
+        """Which columns are categories, a mask; None: none is."""
+        check_is_fitted(self)
+        mask = self.bins_["is_categorical"] > 0
+        return mask if mask.any() else None
 
     @property
     def feature_importances_(self) -> Array:
@@ -134,6 +145,7 @@ class GradientBoosting(DistributedEstimator):
                 max_iter=max_iter,
                 on=place,
                 rows_per_block=data.rows_per_block,
+                checkpoint_every=None if is_here(place) else STEPS_OF_CHECKPOINT,
             ).state
             for name, value in self._attributes(result, others).items():
                 setattr(self, name, value)
@@ -169,12 +181,17 @@ class GradientBoosting(DistributedEstimator):
         )
         if tree.monotone is not None and loss.score_count > 1:
             raise ValueError("monotonic constraints are not supported for multiclass classification.")
+        is_categorical = self._is_categorical(data.num_features)
+        if isinstance(data.rows, Mapping):
+            check_categories(data.rows["X"], self.max_bins, is_categorical)
+        if tree.monotone is not None and (is_categorical & (tree.monotone != 0)).any():
+            raise ValueError("Categorical features cannot have monotonic constraints.")
         return BoostingRules(
             loss,
             tree,
             float(self.learning_rate),
             self.max_bins,
-            self._is_categorical(data.num_features),
+            is_categorical,
             held_fraction=self.validation_fraction if stops and self.validation_fraction else 0.0,
             patience=self.n_iter_no_change if stops else 0,
             tol=float(self.tol),
@@ -206,15 +223,34 @@ class GradientBoosting(DistributedEstimator):
             signs[:] = given
         return signs if signs.any() else None
 
+    def _encoded(self, X: Any) -> Any:
+        """Return a data frame with numbers in place of categories, and set `categories_`; anything else as it is."""
+        self.__dict__.pop("categories_", None)
+        if self.categorical_features is None:
+            return X
+        named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
+        if categories := categories_of(X, named):
+            self.categories_ = categories
+            return with_numbers(X, categories)
+        return X
+
     def _is_categorical(self, columns: int) -> Array:
         chosen = np.zeros(columns, np.uint8)
-        if self.categorical_features is None:
+        if hasattr(self, "categories_"):
+            chosen[self._numbers_of(list(self.categories_), "categorical_features")] = 1
+        if self.categorical_features is None or isinstance(self.categorical_features, str):
             return chosen
         given = np.asarray(self.categorical_features)
+        if given.size and given.dtype.kind not in "biuUO":
+            raise ValueError(
+                "categorical_features must be an array-like of bool, int or str, got: "
+                f"{', '.join(sorted({type(each).__name__ for each in given.tolist()}))}."
+            )
         if given.dtype == bool:
             if given.shape != (columns,):
                 raise ValueError(
-                    f"categorical_features set as a boolean mask must have shape ({columns},), got: {given.shape}"
+                    "categorical_features set as a boolean mask must have shape (n_features,), which is "
+                    f"({columns},), got: {given.shape}"
                 )
             chosen[given] = 1
         elif given.size:
@@ -232,8 +268,9 @@ class GradientBoosting(DistributedEstimator):
                 numbers.append(int(name))
             else:
                 raise ValueError(
-                    f"{parameter} names {name!r}, which is no column of X: expected a number below "
-                    f"{self.n_features_in_}{', or one of ' + ', '.join(known) if known else ''}"
+                    f"{parameter} set as integer indices must be in [0, n_features - 1], or be names of columns, and "
+                    f"it has {name!r}: expected a number below {self.n_features_in_}"
+                    f"{', or one of ' + ', '.join(known) if known else ''}"
                 )
         return numbers
 
@@ -275,7 +312,8 @@ class GradientBoosting(DistributedEstimator):
 
     def _staged_scores(self, X: Any, at_once: int) -> Iterator[Array]:
         """Yield the scores after each so many trees. The same array each time."""
-        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite="allow-nan", reset=False)
+        X = with_numbers(X, getattr(self, "categories_", {}))
+        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
         bins, count = Bins(**self.bins_), len(self.trees_["scores"])
         threads = thread_count(len(X) * min(at_once, count))
         binned = bins.of(X, threads)
@@ -333,13 +371,14 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         l2_regularization: The factor of half the squared values of leaves, added to the loss.
         max_features: Which part of the columns is drawn for each node, above 0 to 1.
         max_bins: How many bins a column has at most, without that of missing values.
-        categorical_features: Which columns are categories: numbers, names, or a mask (None: none is). The categories
-            are numbers.
+        categorical_features: Which columns are categories: numbers, names, or a mask (None: none is; "from_dtype":
+            those of a data frame whose dtype is of categories). They are numbers from 0; in data frames also texts.
         monotonic_cst: 1 for each column with which the prediction may not fall, -1 for one with which it may not rise,
             0 for others; or a dict with these by name.
         warm_start: Whether a second fit keeps the trees of the first, and adds others.
         early_stopping: Whether the fit ends when the loss does not fall any more ("auto": with more than 10,000 rows).
         validation_fraction: Which part of the rows is held out for that (None: none is; the loss of all rows counts).
+        scoring: "loss".
         n_iter_no_change: For how many steps the loss does not fall.
         tol: By how much it has to fall.
         random_state: An int or a `numpy.random.RandomState`; None: 0.
@@ -378,10 +417,11 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         l2_regularization: float = 0.0,
         max_features: float = 1.0,
         max_bins: int = 255,
-        categorical_features: Any = None,
+        categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
         warm_start: bool = False,
         early_stopping: bool | str = "auto",
+        scoring: str = "loss",
         validation_fraction: float | None = 0.1,
         n_iter_no_change: int = 10,
         tol: float = 1e-7,
@@ -401,7 +441,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         )
         self.l2_regularization, self.max_features, self.max_bins = l2_regularization, max_features, max_bins
         self.categorical_features, self.monotonic_cst = categorical_features, monotonic_cst
-        self.warm_start, self.early_stopping = warm_start, early_stopping
+        self.warm_start, self.early_stopping, self.scoring = warm_start, early_stopping, scoring
         self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
         self.random_state, self.subsample, self.l1_regularization = random_state, subsample, l1_regularization
         self.min_hessian_leaf, self.min_gain, self.on, self.verbose = min_hessian_leaf, min_gain, on, verbose
@@ -423,9 +463,9 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         if self.loss == "quantile" and self.quantile is None:
             raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
         loss = regression_loss(self.loss, self.quantile)
-        data = training_data(self, X, y, sample_weight, ensure_all_finite="allow-nan", y_numeric=True).mapped(
-            float_targets
-        )
+        data = training_data(
+            self, self._encoded(X), y, sample_weight, ensure_all_finite=False, y_numeric=True
+        ).mapped(float_targets)
         if isinstance(data.rows, Mapping) and (problem := loss.targets_problem(data.rows["y"], self.loss)):
             raise ValueError(problem)
         return self._fit(data, loss, {})
@@ -502,10 +542,11 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         l2_regularization: float = 0.0,
         max_features: float = 1.0,
         max_bins: int = 255,
-        categorical_features: Any = None,
+        categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
         warm_start: bool = False,
         early_stopping: bool | str = "auto",
+        scoring: str = "loss",
         validation_fraction: float | None = 0.1,
         n_iter_no_change: int = 10,
         tol: float = 1e-7,
@@ -526,7 +567,7 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         )
         self.l2_regularization, self.max_features, self.max_bins = l2_regularization, max_features, max_bins
         self.categorical_features, self.monotonic_cst = categorical_features, monotonic_cst
-        self.warm_start, self.early_stopping = warm_start, early_stopping
+        self.warm_start, self.early_stopping, self.scoring = warm_start, early_stopping, scoring
         self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
         self.random_state, self.class_weight, self.subsample = random_state, class_weight, subsample
         self.l1_regularization, self.min_hessian_leaf, self.min_gain = (
@@ -549,7 +590,9 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
             ValueError: The arguments do not fit together, or y has only one class.
             RemoteError: A task failed.
         """
-        data = training_data(self, X, y, sample_weight, ensure_all_finite="allow-nan", are_classes=True)
+        data = training_data(
+            self, self._encoded(X), y, sample_weight, ensure_all_finite=False, are_classes=True
+        )
         data, classes = with_class_numbers(data, self.class_weight)
         return self._fit(data, loss_of_classes(len(classes)), {"classes_": classes})
 
@@ -609,6 +652,11 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
     @property
     def _loss(self) -> BoostingLoss:
         return loss_of_classes(len(self.classes_))
+
+
+def is_here(place: Any) -> bool:
+    """Return whether the tasks are threads of this process, or ranks of this job: none is lost without the others."""
+    return place is None or (isinstance(place, str) and place.startswith("threads"))
 
 
 def loss_of_classes(classes: int) -> BoostingLoss:

@@ -58,9 +58,9 @@ class BoostingLoss:
     def targets_problem(self, y: Array, name: str) -> str | None:
         """Return what is wrong with the targets of a regression, None: nothing. `name`: of the loss."""
         if self.excludes_least and (y <= self.least_target).any():
-            return f"loss={name!r} requires strictly positive y: expected each above {self.least_target:g}"
+            return f"loss={name!r} requires strictly positive y."
         if (y < self.least_target).any() or (self.least_target == 0 and not y.sum() > 0):
-            return f"loss={name!r} requires non-negative y and sum(y) > 0"
+            return f"loss={name!r} requires non-negative y and sum(y) > 0."
         return None
 
     def predictions(self, scores: Array) -> Array:
