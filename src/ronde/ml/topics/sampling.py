@@ -27,15 +27,11 @@ __all__ = ["SamplingStep", "components_of", "forget_topics"]
 Array = NDArray[Any]
 
 FIXED_POINT = 1 << 20  # of the sums that the native code gives
-BURN_IN = 10  # steps before priors are learnt: first topics are random
+BURN_IN = 10  # steps before priors are learnt
 STEPS_BETWEEN_WORD_PRIORS = 5
 FIRST_PASSES = 1 << 40  # what their numbers begin with
-FIRST_LEVELS = (
-    (64, 20),
-    (16, 12),
-    (4, 8),
-    (2, 4),
-)  # one of how many documents is read, and in how many passes
+# One of how many documents is read before the first step, and in how many passes.
+FIRST_LEVELS = ((64, 20), (16, 12), (4, 8), (2, 4))
 TOKENS_OF_A_TOPIC = 200  # that a part has to have
 NO_TOPIC = 0xFFFF  # of a token that has none yet
 LEAST_PRIOR = 1e-6
