@@ -26,7 +26,7 @@ using Topics = Array<uint16_t, 1>;
 using Counts = Array<int32_t, 2>;
 using Sums = Array<int64_t, 1>;
 
-constexpr size_t kMostTopics = 1 << 16;
+constexpr size_t kMostTopics = kNoTopic;
 
 void check_topics(bool condition, const char* what) {
   if (!condition) raise("UsageError", std::string("the arrays do not match: ") + what);
@@ -51,9 +51,9 @@ Documents documents_of(const Offsets& offsets, const Words& words, const Doubles
 void check_tokens(const Documents& documents, double scale, const Topics& topics, size_t topic_count) {
   check_topics(static_cast<int64_t>(topics.shape(0)) == count_tokens(documents, scale),
                "there is not one topic for each token");
-  check_topics(
-      std::all_of(topics.data(), topics.data() + topics.shape(0), [&](uint16_t topic) { return topic < topic_count; }),
-      "a token has an unknown topic");
+  check_topics(std::all_of(topics.data(), topics.data() + topics.shape(0),
+                           [&](uint16_t topic) { return topic < topic_count || topic == kNoTopic; }),
+               "a token has an unknown topic");
 }
 
 void check_scale(double scale) { check_topics(scale >= 1 && scale <= 0x1p20, "the scale is out of range"); }
@@ -63,19 +63,6 @@ int64_t count(const Offsets& offsets, const Words& words, const Doubles& counts,
   const Documents documents = documents_of(offsets, words, counts, word_count);
   const ReleaseGil released;
   return count_tokens(documents, scale);
-}
-
-void draw_first(const Offsets& offsets, const Words& words, const Doubles& occurrences, double scale, uint64_t seed,
-                int64_t first_row, const Topics& topics, const Counts& counts) {
-  check_scale(scale);
-  const size_t topic_count = counts.shape(1);
-  check_topics(topic_count > 0 && topic_count <= kMostTopics, "there are no topics, or too many");
-  const Documents documents = documents_of(offsets, words, occurrences, counts.shape(0));
-  check_topics(static_cast<int64_t>(topics.shape(0)) == count_tokens(documents, scale),
-               "there is not one topic for each token");
-  const ReleaseGil released;
-  draw_first_topics(documents, {seed, 0, first_row}, scale, topic_count, topics.data());
-  count_topics(documents, scale, topics.data(), topic_count, counts.data());
 }
 
 void make_weights(TopicWeights* self, const Array<const int32_t, 2>& counts, const Doubles& priors, double word_prior,
@@ -91,15 +78,16 @@ void make_weights(TopicWeights* self, const Array<const int32_t, 2>& counts, con
 }
 
 void sample(const TopicWeights& self, const Offsets& offsets, const Words& words, const Doubles& occurrences,
-            uint64_t seed, uint64_t step, int64_t first_row, const Topics& topics, const Counts& counts,
+            uint64_t seed, uint64_t step, int64_t first_row, int64_t every, const Topics& topics, const Counts& counts,
             const Sums& log_likelihood, const std::optional<Sums>& priors) {
   check_topics(counts.shape(0) == self.words() && counts.shape(1) == self.topics(), "the counts have another shape");
+  check_topics(first_row >= 0 && every > 0, "the numbers of rows are out of range");
   check_topics(log_likelihood.shape(0) == 1, "the log-likelihood is not one number");
   check_topics(!priors || priors->shape(0) == self.topics() + 1, "the sums of priors have another length");
   const Documents documents = documents_of(offsets, words, occurrences, self.words());
   check_tokens(documents, self.scale(), topics, self.topics());
   const ReleaseGil released;
-  sample_topics(self, documents, {seed, step, first_row}, topics.data(), counts.data(),
+  sample_topics(self, documents, {seed, step, first_row, every}, topics.data(), counts.data(),
                 {log_likelihood.data(), priors ? priors->data() : nullptr});
 }
 
@@ -126,17 +114,14 @@ void bind_topics(nb::module_& module) {
   using namespace nb::literals;
   module.def("count_tokens", &count, "offsets"_a.noconvert(), "words"_a.noconvert(), "counts"_a.noconvert(),
              "word_count"_a, "scale"_a);
-  module.def("draw_first_topics", &draw_first, "offsets"_a.noconvert(), "words"_a.noconvert(),
-             "occurrences"_a.noconvert(), "scale"_a, "seed"_a, "first_row"_a, "topics"_a.noconvert(),
-             "counts"_a.noconvert());
   module.def("infer_topics", &infer, "offsets"_a.noconvert(), "words"_a.noconvert(), "counts"_a.noconvert(),
              "weights"_a.noconvert(), "priors"_a.noconvert(), "max_iterations"_a, "tolerance"_a, "is_variational"_a,
              "gammas"_a.noconvert(), "statistics"_a.none().noconvert());
   nb::class_<TopicWeights>(module, "TopicWeights")
       .def("__init__", &make_weights, "counts"_a.noconvert(), "priors"_a.noconvert(), "word_prior"_a, "scale"_a)
       .def("sample", &sample, "offsets"_a.noconvert(), "words"_a.noconvert(), "occurrences"_a.noconvert(), "seed"_a,
-           "step"_a, "first_row"_a, "topics"_a.noconvert(), "counts"_a.noconvert(), "log_likelihood"_a.noconvert(),
-           "priors"_a.none().noconvert());
+           "step"_a, "first_row"_a, "every"_a, "topics"_a.noconvert(), "counts"_a.noconvert(),
+           "log_likelihood"_a.noconvert(), "priors"_a.none().noconvert());
 }
 
 }  // namespace ronde

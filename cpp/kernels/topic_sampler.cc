@@ -33,9 +33,7 @@ class TokenRandom {
       : key_(mixed(mixed(mixed(draw.seed + kGolden) + draw.step * kGolden) +
                    (static_cast<uint64_t>(draw.first_row) + row) * kGolden)) {}
 
-  uint64_t bits() { return mixed(key_ += kGolden); }
-
-  float uniform() { return static_cast<float>(bits() >> 40) * 0x1p-24f; }  // in [0, 1)
+  float uniform() { return static_cast<float>(mixed(key_ += kGolden) >> 40) * 0x1p-24f; }  // in [0, 1)
 
  private:
   uint64_t key_;
@@ -48,6 +46,13 @@ struct EntryTokens {
   EntryTokens(double occurrences, double scale) {
     if (!(occurrences > 0)) {
       count = units = larger = 0;
+      return;
+    }
+    if (const auto whole = static_cast<int64_t>(std::min(occurrences, 1e9));  // most often
+        scale == 1 && whole <= kMostTokens && static_cast<double>(whole) == occurrences) {
+      count = whole;
+      units = 1;
+      larger = 0;
       return;
     }
     const int64_t all = std::max<int64_t>(1, std::llrint(occurrences * scale));
@@ -68,9 +73,11 @@ void for_each_token(const Documents& documents, size_t row, double scale, Functi
   }
 }
 
-int64_t count_entries_with_tokens(const Documents& documents, size_t row) {
-  return std::count_if(documents.counts + documents.offsets[row], documents.counts + documents.offsets[row + 1],
-                       [](double count) { return count > 0; });
+int64_t count_tokens(const Documents& documents, size_t begin, size_t end, double scale) {
+  int64_t count = 0;
+  for (int64_t entry = documents.offsets[begin]; entry < documents.offsets[end]; ++entry)
+    count += EntryTokens(documents.counts[entry], scale).count;
+  return count;
 }
 
 int64_t fixed_point(double x) { return std::llrint(x * kFixedPoint); }
@@ -151,37 +158,41 @@ class DocumentSampler {
         shares_(weights.stride_),
         cumulated_(weights.stride_) {}
 
-  // Begins a document with at least one token. Returns the number of its tokens.
-  int64_t begin(const Documents& documents, size_t row, TokenRandom random, uint16_t* topics) {
+  // Begins a document with at least one token.
+  void begin(const Documents& documents, size_t row, TokenRandom random, uint16_t* topics) {
     documents_ = &documents;
     random_ = random;
     topics_ = topics;
     std::fill(units_.begin(), units_.end(), 0);
     total_ = 0;
     for_each_token(documents, row, all_.scale_, [&](size_t, int64_t units) {
-      units_[*topics++] += static_cast<int32_t>(units);
+      const uint16_t topic = *topics++;
+      if (topic == kNoTopic) return;
+      units_[topic] += static_cast<int32_t>(units);
       total_ += units;
     });
     std::copy(all_.priors_.begin(), all_.priors_.end(), shares_.begin());
     for (size_t k = 0; k < units_.size(); ++k) shares_[k] += static_cast<float>(units_[k]);
-    all_units_ = static_cast<double>(total_) + all_.prior_sum_ * all_.scale_;
+    prior_units_ = all_.prior_sum_ * all_.scale_;
     product_ = 1;
     logarithm_ = 0;
     entry_ = documents.offsets[row];
     end_ = documents.offsets[row + 1];
     token_ = 0;
     begin_entry();
-    return topics - topics_;
   }
 
   // Draws the topic of the next token. Returns whether the document has more of them.
   bool sample_one(int32_t* counts, const TopicSums& sums) {
     const int64_t units = tokens_.units_of(token_);
+    const uint16_t old_topic = *topics_;
+    if (old_topic != kNoTopic) total_ -= units;
     double mass;
-    const uint16_t topic = draw(word_, *topics_, static_cast<int32_t>(units), random_.uniform(), mass);
+    const uint16_t topic = draw(word_, old_topic, static_cast<int32_t>(units), random_.uniform(), mass);
     *topics_++ = topic;
     count(&counts[word_ * all_.topics() + topic], static_cast<int32_t>(units));
-    add_likelihood(mass / (all_units_ - static_cast<double>(units)), static_cast<double>(units));
+    add_likelihood(mass / (static_cast<double>(total_) + prior_units_), static_cast<double>(units));
+    total_ += units;
     if (++token_ < tokens_.count) return true;
     ++entry_;
     token_ = 0;
@@ -236,19 +247,23 @@ class DocumentSampler {
   // and gives it the token. `mass`: the sum of these. The weight of the token's old topic leaves out the token.
   uint16_t draw(size_t word, uint16_t old_topic, int32_t units, float uniform, double& mass) {
     const float* const own = all_.weights_of(word);
-    const float total = all_.totals_[old_topic], weight = own[old_topic];
-    const float others = std::max(weight * total - static_cast<float>(units), all_.word_prior_);
-    units_[old_topic] -= units;
-    // This makes weight x share the product without the token.
-    shares_[old_topic] = share(old_topic) * (others / (std::max(total - static_cast<float>(units), others) * weight));
+    if (old_topic != kNoTopic) leave_out(own[old_topic], old_topic, units);
     float sum;
     uint32_t topic = kernels_.draw(own, shares_.data(), all_.stride_ / kTopicLanes, uniform, cumulated_.data(), &sum);
-    if (topic >= units_.size()) topic = old_topic;  // of rounding
+    if (topic >= units_.size()) topic = old_topic != kNoTopic ? old_topic : 0;  // of rounding
     mass = static_cast<double>(sum);
-    shares_[old_topic] = share(old_topic);
+    if (old_topic != kNoTopic) shares_[old_topic] = share(old_topic);
     units_[topic] += units;
     shares_[topic] = share(topic);
     return static_cast<uint16_t>(topic);
+  }
+
+  // Makes weight x share the product without a token of the topic.
+  void leave_out(float weight, uint16_t topic, int32_t units) {
+    const float total = all_.totals_[topic], own_units = static_cast<float>(units);
+    const float others = std::max(weight * total - own_units, all_.word_prior_);
+    units_[topic] -= units;
+    shares_[topic] = share(topic) * (others / (std::max(total - own_units, others) * weight));
   }
 
   void add_to_priors(int64_t* sums) const {
@@ -276,31 +291,19 @@ class DocumentSampler {
   size_t word_ = 0;
   int32_t* count_ = nullptr;  // of the last token: still to be increased
   int32_t count_units_ = 0;
-  double all_units_ = 0, product_ = 1, logarithm_ = 0;
+  double product_ = 1, logarithm_ = 0, prior_units_ = 0;
 };
 
 int64_t count_tokens(const Documents& documents, double scale) {
-  int64_t count = 0;
-  for (int64_t entry = 0; entry < documents.offsets[documents.row_count]; ++entry)
-    count += EntryTokens(documents.counts[entry], scale).count;
-  return count;
-}
-
-void draw_first_topics(const Documents& documents, const TopicDraw& draw, double scale, size_t topic_count,
-                       uint16_t* topics) {
-  for (size_t row = 0; row < documents.row_count; ++row) {
-    TokenRandom random(draw, row);
-    for_each_token(documents, row, scale, [&](size_t, int64_t) {
-      *topics++ = static_cast<uint16_t>((random.bits() >> 32) * topic_count >> 32);
-    });
-  }
+  return count_tokens(documents, 0, documents.row_count, scale);
 }
 
 void count_topics(const Documents& documents, double scale, const uint16_t* topics, size_t topic_count,
                   int32_t* counts) {
   for (size_t row = 0; row < documents.row_count; ++row)
     for_each_token(documents, row, scale, [&](size_t word, int64_t units) {
-      counts[word * topic_count + *topics++] += static_cast<int32_t>(units);
+      const uint16_t topic = *topics++;
+      if (topic != kNoTopic) counts[word * topic_count + topic] += static_cast<int32_t>(units);
     });
 }
 
@@ -310,11 +313,16 @@ void sample_topics(const TopicWeights& weights, const Documents& documents, cons
   std::vector<DocumentSampler*> active;  // those with a document
   size_t row = 0;
   const auto begin_next = [&](DocumentSampler& sampler) {
-    while (row < documents.row_count && count_entries_with_tokens(documents, row) == 0) ++row;
-    if (row == documents.row_count) return false;
-    topics += sampler.begin(documents, row, TokenRandom(draw, row), topics);
-    ++row;
-    return true;
+    for (; row < documents.row_count; ++row) {
+      const int64_t tokens = count_tokens(documents, row, row + 1, weights.scale());
+      uint16_t* const own = topics;
+      topics += tokens;
+      if (tokens == 0 || (draw.first_row + static_cast<int64_t>(row)) % draw.every != 0) continue;
+      sampler.begin(documents, row, TokenRandom(draw, row), own);
+      ++row;
+      return true;
+    }
+    return false;
   };
   for (DocumentSampler& sampler : samplers)
     if (begin_next(sampler)) active.push_back(&sampler);

@@ -23,7 +23,10 @@ struct TopicDraw {
   uint64_t seed;
   uint64_t step;
   int64_t first_row;  // the number of the first document among all
+  int64_t every = 1;  // only documents whose number is a multiple of it are read
 };
+
+constexpr uint16_t kNoTopic = 0xFFFF;  // of a token that has none yet
 
 // The weights of topics in a step, from the counts of the last one.
 class TopicWeights {
@@ -66,16 +69,13 @@ struct TopicSums {
 // Returns the number of tokens of documents.
 int64_t count_tokens(const Documents& documents, double scale);
 
-// Gives each token a random topic, all being equally likely. `topics`: one for each token.
-void draw_first_topics(const Documents& documents, const TopicDraw& draw, double scale, size_t topic_count,
-                       uint16_t* topics);
-
-// Adds the units of all tokens to `counts`, words x topic_count.
+// Adds the units of all tokens with topics to `counts`, words x topic_count.
 void count_topics(const Documents& documents, double scale, const uint16_t* topics, size_t topic_count,
                   int32_t* counts);
 
 // Draws a new topic for each token, given those of all other tokens: the topics of its document as they are now, those
-// of other documents as they were at the end of the last step. Adds the new ones to `counts`, words x topics.
+// of other documents as they were at the end of the last step. Adds the new ones to `counts`, words x topics. Tokens
+// that have no topic yet get one given the tokens before them.
 void sample_topics(const TopicWeights& weights, const Documents& documents, const TopicDraw& draw, uint16_t* topics,
                    int32_t* counts, const TopicSums& sums);
 

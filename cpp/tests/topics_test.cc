@@ -69,12 +69,9 @@ struct Chain {
   int64_t log_likelihood = 0;
   std::vector<int64_t> priors{};
 
-  void begin(uint64_t seed) {
-    const Documents documents = corpus.documents();
-    topics.resize(count_tokens(documents, scale));
-    draw_first_topics(documents, {seed, 0, first_row}, scale, topic_count, topics.data());
+  void begin() {
+    topics.assign(count_tokens(corpus.documents(), scale), kNoTopic);
     counts.assign(kWords * topic_count, 0);
-    count_topics(documents, scale, topics.data(), topic_count, counts.data());
   }
 
   void sample(const TopicWeights& weights, uint64_t seed, uint64_t step) {
@@ -91,7 +88,7 @@ void test_counts_are_those_of_the_topics() {
     for (size_t topic_count : {1u, 5u, 16u, 40u}) {
       const Corpus corpus = random_corpus(50, scale == 1 ? 1 : 0.37);
       Chain chain{corpus, topic_count, scale};
-      chain.begin(1);
+      chain.begin();
       const std::vector<double> prior(topic_count, 0.1);
       for (uint64_t step = 1; step < 4; ++step) {
         const TopicWeights weights(chain.counts.data(), kWords, prior.data(), topic_count, 0.01, scale);
@@ -109,12 +106,30 @@ void test_counts_are_those_of_the_topics() {
     }
 }
 
+void test_only_the_documents_that_are_asked_for_get_topics() {
+  const Corpus corpus = random_corpus(40, 1);
+  Chain chain{corpus, 3, 1, 10};
+  chain.begin();
+  const std::vector<double> prior(3, 0.5);
+  const TopicWeights weights(chain.counts.data(), kWords, prior.data(), 3, 0.1, 1);
+  chain.priors.assign(4, 0);
+  sample_topics(weights, corpus.documents(), {1, 1, 10, 4}, chain.topics.data(), chain.counts.data(),
+                {&chain.log_likelihood, nullptr});
+  auto topic = chain.topics.begin();
+  for (size_t row = 0; row < corpus.documents().row_count; ++row)
+    for (int64_t left = count_tokens(corpus.part(row, row + 1).documents(), 1); left > 0; --left)
+      CHECK((*topic++ == kNoTopic) == ((10 + row) % 4 != 0));
+  std::vector<int32_t> expected(chain.counts.size());
+  count_topics(corpus.documents(), 1, chain.topics.data(), 3, expected.data());
+  CHECK(chain.counts == expected);
+}
+
 void test_the_division_of_documents_has_no_effect() {
   const Corpus corpus = random_corpus(61, 1);
   const size_t topic_count = 7;
   const std::vector<double> prior(topic_count, 0.3);
   Chain whole{corpus, topic_count, 1};
-  whole.begin(5);
+  whole.begin();
   const TopicWeights weights(whole.counts.data(), kWords, prior.data(), topic_count, 0.1, 1);
   whole.sample(weights, 5, 1);
   std::vector<uint16_t> topics;
@@ -125,7 +140,7 @@ void test_the_division_of_documents_has_no_effect() {
     const size_t end = begin == 0 ? 1 : begin == 1 ? 20 : begin == 20 ? 43 : corpus.documents().row_count;
     const Corpus part = corpus.part(begin, end);
     Chain chain{part, topic_count, 1, static_cast<int64_t>(begin)};
-    chain.begin(5);
+    chain.begin();
     chain.sample(weights, 5, 1);
     topics.insert(topics.end(), chain.topics.begin(), chain.topics.end());
     for (size_t i = 0; i < counts.size(); ++i) counts[i] += chain.counts[i];
@@ -150,7 +165,7 @@ void test_topics_have_their_probabilities() {
   Corpus corpus;
   for (size_t row = 0; row < draws; ++row) corpus.add({{2, 1}, {9, 1}});
   Chain chain{corpus, topic_count, 1};
-  chain.begin(3);
+  chain.begin();
   for (size_t row = 0; row < draws; ++row) chain.topics[2 * row] = chain.topics[2 * row + 1] = 4;
   chain.sample(weights, 3, 1);
 
@@ -249,7 +264,7 @@ void test_the_logarithm_and_digamma() {
 void test_no_documents() {
   Corpus corpus;
   Chain chain{corpus, 3, 1};
-  chain.begin(1);
+  chain.begin();
   const std::vector<double> prior(3, 1.0);
   const TopicWeights weights(chain.counts.data(), kWords, prior.data(), 3, 1, 1);
   chain.sample(weights, 1, 1);
@@ -261,6 +276,7 @@ void test_no_documents() {
 
 int main() {
   ronde::test_counts_are_those_of_the_topics();
+  ronde::test_only_the_documents_that_are_asked_for_get_topics();
   ronde::test_the_division_of_documents_has_no_effect();
   ronde::test_topics_have_their_probabilities();
   ronde::test_all_instruction_sets_give_the_same_bits();

@@ -88,16 +88,6 @@ def count_tokens(
     word_count: int,
     scale: float,
 ) -> int: ...
-def draw_first_topics(
-    offsets: NDArray[np.int64],
-    words: NDArray[np.int32],
-    occurrences: NDArray[np.float64],
-    scale: float,
-    seed: int,
-    first_row: int,
-    topics: NDArray[np.uint16],
-    counts: NDArray[np.int32],
-) -> None: ...
 def infer_topics(
     offsets: NDArray[np.int64],
     words: NDArray[np.int32],
@@ -123,6 +113,7 @@ class TopicWeights:
         seed: int,
         step: int,
         first_row: int,
+        every: int,
         topics: NDArray[np.uint16],
         counts: NDArray[np.int32],
         log_likelihood: NDArray[np.int64],

@@ -38,7 +38,7 @@ Array = NDArray[Any]
 SAMPLING_STEPS, ONLINE_PASSES = 100, 10  # of max_iter=None
 WORK_OF_AN_ENTRY = 16  # as of so many numbers of k-means: for `place_of`
 ENTRIES_OF_BLOCK = 1 << 13
-MOST_TOPICS = 1 << 16
+MOST_TOPICS = (1 << 16) - 1
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DistributedEstimator):

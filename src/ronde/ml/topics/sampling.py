@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import psi
 
-from ronde._native import TopicWeights, count_tokens, draw_first_topics
+from ronde._native import TopicWeights, count_tokens
 from ronde.comqueue import IterationStep
 from ronde.ml.history import Progress
 from ronde.ml.topics.documents import Entries, entries_of, survey_counts
@@ -27,8 +27,13 @@ __all__ = ["SamplingStep", "components_of", "forget_topics"]
 Array = NDArray[Any]
 
 FIXED_POINT = 1 << 20  # of the sums that the native code gives
-BURN_IN = 10  # steps before priors are learnt: first topics are random
+BURN_IN = 10  # steps before priors are learnt
 STEPS_BETWEEN_WORD_PRIORS = 5
+FIRST_PASSES = 1 << 40  # what their numbers begin with
+# One of how many documents is read before the first step, and in how many passes.
+FIRST_LEVELS = ((64, 20), (16, 12), (4, 8), (2, 4))
+TOKENS_OF_A_TOPIC = 200  # that a part has to have
+NO_TOPIC = 0xFFFF  # of a token that has none yet
 LEAST_PRIOR = 1e-6
 AVERAGED = 5  # the counts of the last steps are averaged: one of this number of steps
 
@@ -82,7 +87,7 @@ class SamplingStep:
         state = c.state
         if state.counts is None:
             self._start(c)
-        sums = self._sampled(c)
+        sums = self._sampled(c, c.step_no)
         state.counts = sums["counts"]
         loss = -float(sums["log_likelihood"][0]) / FIXED_POINT / max(state.survey.occurrences, 1e-300)
         self._learn(c, sums)
@@ -92,33 +97,34 @@ class SamplingStep:
         c.stop_if(c.task_id == 0 and self.progress(record, lambda: attributes_of(state)))
 
     def _start(self, c: IterationStep) -> None:
-        """Give each token a random topic."""
+        """Find first topics, in passes over a part of the documents, which grows."""
         state = c.state
         state.seed = c.broadcast(self.seed)  # the ranks of a job may have drawn different ones
         state.survey = survey_counts(c, self.estimator)
-        scale = state.survey.scale
-        counts, state._topics = self._no_counts(), []
-        for first_row, entries in documents_of(c):
-            tokens = np.empty(count_tokens(*entries, self.words, scale), np.uint16)
-            draw_first_topics(*entries, scale, state.seed, first_row, tokens, counts)
-            state._topics.append(tokens)
-        state.counts = c.sum(counts)
+        state.counts = self._no_counts()
+        state._topics = [
+            np.full(count_tokens(*entries, self.words, state.survey.scale), NO_TOPIC, np.uint16)
+            for _, entries in documents_of(c)
+        ]
+        for number, every in enumerate(first_passes(state.survey.occurrences, self.topics)):
+            state.counts = self._sampled(c, FIRST_PASSES + number, every)["counts"]
 
-    def _sampled(self, c: IterationStep) -> dict[str, Array]:
-        """Return the sums over the documents of all tasks."""
+    def _sampled(self, c: IterationStep, number: int, every: int = 1) -> dict[str, Array]:
+        """Return the sums over the documents of all tasks. `number`: of the random numbers; `every`: which of them."""
         state = c.state
         weights = TopicWeights(
             state.counts, state.doc_topic_prior, state.topic_word_prior, state.survey.scale
         )
         sums = {"counts": self._no_counts(), "log_likelihood": np.zeros(1, np.int64)}
-        if self.learns_topics and c.step_no > BURN_IN:
+        if self.learns_topics and BURN_IN < number < FIRST_PASSES:
             sums["priors"] = np.zeros(self.topics + 1, np.int64)
         for (first_row, entries), tokens in zip(documents_of(c), state._topics, strict=True):
             weights.sample(
                 *entries,
                 state.seed,
-                c.step_no,
+                number,
                 first_row,
+                every,
                 tokens,
                 sums["counts"],
                 sums["log_likelihood"],
@@ -153,6 +159,16 @@ def documents_of(c: IterationStep) -> Iterator[tuple[int, Entries]]:
         entries = entries_of(block.X)
         yield row, entries
         row += entries.num_rows
+
+
+def first_passes(occurrences: float, topics: int) -> list[int]:
+    """Return which documents each of the first passes reads: those whose number is a multiple of the number.
+
+    Passes over a part cost little, and find topics with which all documents then begin: as good as those after many
+    passes over all. `occurrences`: of words in all documents.
+    """
+    enough = TOKENS_OF_A_TOPIC * topics
+    return [every for every, passes in FIRST_LEVELS if occurrences >= enough * every for _ in range(passes)]
 
 
 def next_word_prior(counts: Array, scale: float, prior: float) -> float:
