@@ -19,9 +19,11 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from case_tables import print_load
@@ -34,7 +36,12 @@ from ronde.ml import Word2Vec
 ROOTS = ("/usr/share/doc", "/usr/share/man", "/usr/share/perl")
 TEXTS = re.compile(r"(\.gz|\.txt|\.html|\.pod|README\w*|copyright|\.\d)$")
 FREQUENT, QUESTIONS = 5000, 2000
-MODELS = {"skip-gram": ("skip-gram", 5), "cbow": ("cbow", 5), "skip-gram, tree": ("skip-gram", 0)}
+Algorithm = Literal["skip-gram", "cbow"]
+MODELS: dict[str, tuple[Algorithm, int]] = {
+    "skip-gram": ("skip-gram", 5),
+    "cbow": ("cbow", 5),
+    "skip-gram, tree": ("skip-gram", 0),
+}
 
 Model = tuple[Sequence[str], NDArray[np.float32]]  # words and vectors
 
@@ -63,8 +70,8 @@ def compare(name: str, sentences: list[list[str]], threads: Sequence[int], round
     algorithm, negative = MODELS[name]
     fits: dict[str, Callable[[], Model]] = {}
     for count in threads:
-        fits[f"gensim, {count}"] = lambda count=count: fit_gensim(sentences, algorithm, negative, count)
-        fits[f"ronde, {count}"] = lambda count=count: fit_ronde(sentences, algorithm, negative, count)
+        fits[f"gensim, {count}"] = partial(fit_gensim, sentences, algorithm, negative, count)
+        fits[f"ronde, {count}"] = partial(fit_ronde, sentences, algorithm, negative, count)
     times = measure_fits(fits, rounds)
     rival = times[f"gensim, {threads[0]}"]
     print(
@@ -79,9 +86,7 @@ def compare(name: str, sentences: list[list[str]], threads: Sequence[int], round
 
 
 def fit_gensim(sentences: list[list[str]], algorithm: str, negative: int, threads: int) -> Model:
-    from gensim.models import Word2Vec as Rival
-
-    model: Any = Rival(
+    model = import_module("gensim.models").Word2Vec(
         sentences,
         vector_size=100,
         epochs=5,
@@ -94,7 +99,7 @@ def fit_gensim(sentences: list[list[str]], algorithm: str, negative: int, thread
     return model.wv.index_to_key, model.wv.vectors
 
 
-def fit_ronde(sentences: list[list[str]], algorithm: str, negative: int, threads: int) -> Model:
+def fit_ronde(sentences: list[list[str]], algorithm: Algorithm, negative: int, threads: int) -> Model:
     model = Word2Vec(
         100, epochs=5, algorithm=algorithm, negative=negative, random_state=1, on=f"threads:{threads}"
     ).fit(sentences)
@@ -120,9 +125,9 @@ def word_similarity(words: Sequence[str], vectors: NDArray[np.float32]) -> float
     directions = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     judged, cosines = [], []
     for line in files("gensim").joinpath("test/test_data/wordsim353.tsv").read_text().lower().splitlines():
-        first, second, *rest = line.split("\t")
-        if rest and first in numbers and second in numbers:
-            judged.append(float(rest[0]))
+        first, second, mean = (line.split("\t") + ["", ""])[:3]
+        if first in numbers and second in numbers:
+            judged.append(float(mean))
             cosines.append(float(directions[numbers[first]] @ directions[numbers[second]]))
     return float(spearmanr(judged, cosines).statistic)
 
@@ -134,12 +139,14 @@ def manual_sentences() -> Iterator[str]:
             for path in [Path(folder, name) for name in names if TEXTS.search(name)]:
                 if path.is_symlink():
                     continue
-                content = gzip.open(path) if path.suffix == ".gz" else open(path, "rb")
                 try:
-                    with content:
-                        text = re.sub(r"<[^>]*>", " ", content.read().decode(errors="replace"))
+                    content = path.read_bytes()
+                    text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode(
+                        errors="replace"
+                    )
                 except OSError:
                     continue
+                text = re.sub(r"<[^>]*>", " ", text)
                 for sentence in re.split(r"[.!?]\s|\n\s*\n", text.lower()):
                     words = re.findall(r"[a-z]+", sentence)
                     if len(words) >= 4:

@@ -32,7 +32,7 @@ struct WordKernels {
   void (*train)(const WordBatch& batch);
   // mean = the mean of some vectors; copy = the same.
   void (*average)(float* const* vectors, size_t count, size_t width, float* mean, float* copy);
-  // Adds (moved - mean) / count to each of some vectors.
+  // Adds moved - mean to each of some vectors.
   void (*spread)(float* const* vectors, size_t count, size_t width, const float* moved, const float* mean);
   // Adds now - before to the sums, in units of 2^-24. A change of more than 4 counts as 4; sums wrap around.
   void (*add_change)(const float* now, const float* before, size_t width, int32_t* sums);

@@ -175,9 +175,8 @@ void average(float* const* vectors, size_t count, size_t width, float* mean, flo
 }
 
 void spread(float* const* vectors, size_t count, size_t width, const float* moved, const float* mean) {
-  const float share = 1.0f / static_cast<float>(count);
   for (size_t at = 0; at < width; at += kItems) {
-    const Floats move = (load(moved + at) - load(mean + at)) * share;
+    const Floats move = load(moved + at) - load(mean + at);
     for (size_t i = 0; i < count; ++i) store(vectors[i] + at, load(vectors[i] + at) + move);
   }
 }

@@ -201,20 +201,38 @@ void WordTrainer::make_tree(std::span<const int64_t> counts) {
   }
 }
 
-void WordTrainer::choose_outputs(int32_t word, Random& random) {
+void WordTrainer::draw(Random& random) {
+  const auto window = static_cast<uint32_t>(options_.window);
+  reaches_.clear();
+  drawn_.clear();
+  for (size_t at = 0; at < kept_.size(); ++at) {
+    reaches_.push_back(options_.shrinks_window ? 1 + random.below(window) : window);
+    for (size_t i = 0; i < options_.negative; ++i) drawn_.push_back(samples_[random.next() & (samples_.size() - 1)]);
+  }
+}
+
+void WordTrainer::prefetch_outputs(size_t at) const {
+  outputs_.prefetch(static_cast<size_t>(kept_[at]));
+  for (size_t i = 0; i < options_.negative; ++i) {
+    outputs_.prefetch(static_cast<size_t>(drawn_[at * options_.negative + i]));
+  }
+}
+
+void WordTrainer::choose_outputs(size_t at) {
+  const int32_t word = kept_[at];
   chosen_.clear();
   labels_.clear();
   if (options_.negative == 0) {
     const auto number = static_cast<size_t>(word);
-    for (size_t at = number > 0 ? path_ends_[number - 1] : 0; at < path_ends_[number]; ++at) {
-      chosen_.push_back(path_[at].first);
-      labels_.push_back(path_[at].second);
+    for (size_t node = number > 0 ? path_ends_[number - 1] : 0; node < path_ends_[number]; ++node) {
+      chosen_.push_back(path_[node].first);
+      labels_.push_back(path_[node].second);
     }
   } else {
     chosen_.push_back(word);
     labels_.push_back(1);
     for (size_t i = 0; i < options_.negative; ++i) {
-      const int32_t sample = samples_[random.next() & (samples_.size() - 1)];
+      const int32_t sample = drawn_[at * options_.negative + i];
       if (std::find(chosen_.begin(), chosen_.end(), sample) != chosen_.end()) continue;
       chosen_.push_back(sample);
       labels_.push_back(0);
@@ -251,20 +269,20 @@ void WordTrainer::train_word(float rate, Loss& loss) {
   kernels_.train({is_cbow ? &mean : batch_.data(), inputs, columns_.data(), labels_.data(), columns_.size(),
                   options_.width, rate, slopes_.data()});
   if (is_cbow) kernels_.spread(batch_.data(), batch_.size(), options_.width, mean, copy_.data());
-  for (const int32_t number : chosen_) outputs_.add_updates(static_cast<size_t>(number), batch_.size());
+  for (const int32_t number : chosen_) outputs_.add_updates(static_cast<size_t>(number), inputs);
   if (words_trained_++ % kWordsPerLoss == 0) add_loss(inputs, rate, loss);
 }
 
-void WordTrainer::train_sentence(Random& random, float rate, Loss& loss) {
-  const auto window = static_cast<uint32_t>(options_.window);
+void WordTrainer::train_sentence(float rate, Loss& loss) {
   for (size_t at = 0; at < kept_.size(); ++at) {
-    const size_t reach = options_.shrinks_window ? 1 + random.below(window) : window;
-    const size_t first = at - std::min(at, reach), last = std::min(kept_.size(), at + reach + 1);
+    if (options_.negative > 0 && at + 1 < kept_.size()) prefetch_outputs(at + 1);
+    const size_t first = at - std::min<size_t>(at, reaches_[at]);
+    const size_t last = std::min<size_t>(kept_.size(), at + reaches_[at] + 1);
     if (last - first < 2) continue;
     batch_.assign(inputs_.begin() + static_cast<ptrdiff_t>(first), inputs_.begin() + static_cast<ptrdiff_t>(at));
     batch_.insert(batch_.end(), inputs_.begin() + static_cast<ptrdiff_t>(at) + 1,
                   inputs_.begin() + static_cast<ptrdiff_t>(last));
-    choose_outputs(kept_[at], random);
+    choose_outputs(at);
     if (columns_.empty()) continue;
     train_word(rate, loss);
     for (size_t other = first; other < last; ++other) {
@@ -284,7 +302,8 @@ WordTrainer::Loss WordTrainer::train(const EncodedShard& shard, uint64_t shard_n
     const float done = static_cast<float>(from - begin) / static_cast<float>(words);
     Random random(options_.seed, epoch, shard_number, sentence);
     choose_words({shard.words.data() + from, shard.ends[sentence] - from}, random);
-    train_sentence(random, rate + (last_rate - rate) * done, loss);
+    draw(random);
+    train_sentence(rate + (last_rate - rate) * done, loss);
   }
   vectors_.end_shard();
   outputs_.end_shard();

@@ -57,6 +57,12 @@ class SharedRows {
     }
     return copies_.get() + number * width_;
   }
+  // Lets row() find the row in the cache.
+  void prefetch(size_t number) const {
+    constexpr size_t kLine = 64 / sizeof(float);
+    const float* row = (updates_[number] == 0 ? rows_ : copies_.get()) + number * width_;
+    for (size_t at = 0; at < width_; at += kLine) __builtin_prefetch(row + at);
+  }
   // Notes that the shard has changed a row for so many more predictions.
   void add_updates(size_t number, size_t count) { updates_[number] += static_cast<int32_t>(count); }
   // Adds what a shard changed to the sums.
@@ -121,9 +127,12 @@ class WordTrainer {
   void make_samples(std::span<const int64_t> counts);
   void make_tree(std::span<const int64_t> counts);
   void make_chances(std::span<const int64_t> counts);
-  void choose_outputs(int32_t word, Random& random);
+  // Draws what the words of the sentence need, so that memory can be read ahead.
+  void draw(Random& random);
+  void prefetch_outputs(size_t at) const;
+  void choose_outputs(size_t at);
   void choose_words(std::span<const int32_t> sentence, Random& random);
-  void train_sentence(Random& random, float rate, Loss& loss);
+  void train_sentence(float rate, Loss& loss);
   void train_word(float rate, Loss& loss);
   void add_loss(size_t inputs, float rate, Loss& loss);
 
@@ -134,9 +143,10 @@ class WordTrainer {
   std::vector<uint32_t> chances_;                // by word: it stays if a random number of 32 bits is not larger
   std::vector<size_t> path_ends_;                // by word, in path_: hierarchical softmax
   std::vector<std::pair<int32_t, float>> path_;  // nodes, and the label of each
-  // Of the word that is being trained
-  std::vector<int32_t> kept_;
-  std::vector<float*> inputs_, batch_;
+  // Of the sentence that is being trained
+  std::vector<int32_t> kept_, drawn_;   // words; and the negative samples of each
+  std::vector<uint32_t> reaches_;       // of windows
+  std::vector<float*> inputs_, batch_;  // all of the sentence, and those around the word that is being trained
   std::vector<int32_t> chosen_;
   std::vector<float*> columns_;
   std::vector<float> labels_, slopes_;

@@ -166,10 +166,13 @@ class ParquetReader:
 
         Raises UsageError if the file cannot be found, or a column is not an array.
         """
-        group = span.group
-        with self._open(group.file) as file:
-            table = file.read_row_group(group.number, columns=self._columns)
-        return self._arrays(table.slice(span.first, span.end - span.first), group.file)
+        return self._arrays(self.read_table(span), span.group.file)
+
+    def read_table(self, span: RowSpan) -> Any:
+        """Return the rows of a span as an Arrow table. Raises UsageError if the file cannot be found."""
+        with self._open(span.group.file) as file:
+            table = file.read_row_group(span.group.number, columns=self._columns)
+        return table.slice(span.first, span.end - span.first)
 
     def batches(self, span: RowSpan, batch_rows: int, piece_bytes: int = 0) -> Iterator[Columns]:
         """Yield the rows of a span in batches of at most `batch_rows`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ SENTENCES = [WORDS[row].tolist() for row in np.random.default_rng(0).geometric(0
     "tasks", [pytest.param(tasks, marks=[] if tasks == 3 else pytest.mark.slow) for tasks in (1, 2, 3, 4)]
 )
 @pytest.mark.parametrize("algorithm", ["skip-gram", "cbow"])
-def test_processes_give_the_bits_of_one_thread(tasks: int, algorithm: str, tmp_path: Path) -> None:
+def test_processes_give_the_bits_of_one_thread(
+    tasks: int, algorithm: Literal["skip-gram", "cbow"], tmp_path: Path
+) -> None:
     path = tmp_path / "sentences.txt"
     path.write_text("".join(" ".join(sentence) + "\n" for sentence in SENTENCES))
     fits = [

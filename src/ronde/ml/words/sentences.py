@@ -16,7 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Shard", "TextShards", "as_shards", "shards_of_sentences"]
+from ronde.data.needs import need
+from ronde.data.parquet_files import ParquetReader, RowGroup, describe_files, spans_of
+from ronde.errors import UsageError
+
+__all__ = ["ParquetShards", "Shard", "TextShards", "as_shards", "shards_of_sentences"]
 
 Shard = NDArray[np.uint8]
 
@@ -48,17 +52,55 @@ class TextShards:
                 return cut(content, self.num_rows, range(begin, end), b"\n")
 
 
-def as_shards(sentences: Any, count: int) -> tuple[TextShards | list[Shard], bool]:
-    """Return the shards of sentences, and whether they are lines of a file.
+@dataclass(frozen=True)
+class ParquetShards:
+    """A column of Parquet files as a source of shards, which each task reads where it runs.
+
+    `size`: the number of all rows, each of which is a text or a list of words.
+    """
+
+    url: str
+    column: str
+    groups: Sequence[RowGroup]
+    is_lines: bool
+    num_rows: int
+    size: int
+
+    def load(self, begin: int, end: int) -> list[Shard]:
+        """Return consecutive shards. Raises UsageError if a file cannot be found."""
+        return [np.frombuffer(self._text(number), np.uint8) for number in range(begin, end)]
+
+    def _text(self, number: int) -> bytes:
+        reader = ParquetReader(self.url, [self.column])
+        join = need("pyarrow", "pyarrow.compute").binary_join
+        first, end = (self.size * each // self.num_rows for each in (number, number + 1))
+        separator, pieces = "\n" if self.is_lines else SENTENCE_END, []
+        for span in spans_of(self.groups, range(first, end)):
+            rows = reader.read_table(span).column(self.column)
+            texts = rows if self.is_lines else join(rows, WORD_END)
+            pieces.append("".join([text + separator for text in texts.drop_null().to_pylist()]))
+        return "".join(pieces).encode()
+
+
+Shards = TextShards | ParquetShards | list[Shard]
+
+
+def as_shards(sentences: Any, count: int, column: str | None = None) -> tuple[Shards, bool]:
+    """Return the shards of sentences, and whether they are lines of text.
 
     Args:
         sentences: The path of a file, or an iterable of lists of words.
         count: How many shards there are, unless they would be very small.
+        column: That of Parquet files; None: `sentences` are no Parquet files.
 
     Raises:
         ValueError: The sentences have another form, or there are none.
+        UsageError: There are no Parquet files, or their column has another type.
         OSError: The file cannot be read.
     """
+    if column is not None:
+        parquet = _parquet_shards(os.fspath(sentences), column, count)
+        return parquet, parquet.is_lines
     if not isinstance(sentences, str | os.PathLike):
         return shards_of_sentences(sentences, count), False
     path = os.path.abspath(os.fspath(sentences))
@@ -66,6 +108,22 @@ def as_shards(sentences: Any, count: int) -> tuple[TextShards | list[Shard], boo
     if not size:
         raise ValueError(f"{path} is empty: expected a sentence on each line")
     return TextShards(path, _shard_count(size, count), size), True
+
+
+def _parquet_shards(url: str, column: str, count: int) -> ParquetShards:
+    files = describe_files(url)
+    types = {str(file.types.get(column)).replace("large_", "") for file in files}
+    is_lines = types == {"string"}
+    if not is_lines and not all(each.startswith("list<") and each.endswith(": string>") for each in types):
+        raise UsageError(
+            f"the column {column!r} of {url} has the type {' or '.join(sorted(types))}: expected texts or lists of "
+            "texts"
+        )
+    groups = [group for file in files for group in file.groups]
+    size = sum(group.rows for group in groups)
+    if not size:
+        raise ValueError(f"{url} has no rows: expected a sentence in each of them")
+    return ParquetShards(url, column, groups, is_lines, min(count, size), size)
 
 
 def shards_of_sentences(sentences: Iterable[Sequence[str]], count: int) -> list[Shard]:

@@ -18,7 +18,7 @@ from ronde.errors import UsageError
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import ArrayForm, FittedForm
 from ronde.ml.tasks import SingleThreadedStep, place_of
-from ronde.ml.words.sentences import TextShards, as_shards
+from ronde.ml.words.sentences import as_shards
 from ronde.ml.words.training import SEPARATOR, WordOptions, WordStep, drop_outputs
 from ronde.ml.words.vector_files import read_vectors, write_vectors
 
@@ -145,21 +145,29 @@ class Word2Vec(DistributedEstimator):
         self.on = on
 
     @fitting
-    def fit(self, X: str | os.PathLike[str] | Iterable[Sequence[str]], y: object = None) -> Self:
+    def fit(
+        self,
+        X: str | os.PathLike[str] | Iterable[Sequence[str]],
+        y: object = None,
+        column: str | None = None,
+    ) -> Self:
         """Find the vectors; return the estimator.
 
         Args:
             X: Sentences: an iterable of lists of words, which is read once; or the path of a file of UTF-8 with a
                 sentence on each line and white space between words. Tasks read the file where they run.
             y: Has no effect.
+            column: The name of a column of texts or of lists of words. X is then the path or fsspec URL of Parquet
+                files (None: X is no Parquet file).
 
         Raises:
             ValueError: No word occurs `min_count` times, or X or a parameter is invalid.
+            UsageError: There are no Parquet files, or their column has another type.
             OSError: The file cannot be read.
             RemoteError: A task failed, or has ended.
         """
-        shards, is_lines = as_shards(X, self.n_shards)
-        size = shards.size if isinstance(shards, TextShards) else sum(map(len, shards))
+        shards, is_lines = as_shards(X, self.n_shards, column)
+        size = sum(map(len, shards)) if isinstance(shards, list) else shards.size
         progress = self._progress(None, {"X": X, "y": y})
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         step = WordStep(self._options(), is_lines, seed, progress)

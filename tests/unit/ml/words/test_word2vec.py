@@ -81,6 +81,26 @@ def test_a_file_of_lines(tmp_path: Path) -> None:
         made().fit(path)
 
 
+@pytest.mark.parametrize("has_texts", [False, True])
+def test_a_column_of_parquet_files(tmp_path: Path, has_texts: bool) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("fsspec", reason="fsspec is not installed here")
+    column = [" ".join(sentence) for sentence in SENTENCES] if has_texts else SENTENCES
+    table = pyarrow.table({"number": range(len(column) + 1), "words": [*column, None]})
+    parquet.write_table(table, tmp_path / "sentences.parquet", row_group_size=500)
+    fits = [made(on=on).fit(tmp_path, column="words") for on in ("threads:1", "threads:3")]
+    assert fits[0].vectors_.tobytes() == fits[1].vectors_.tobytes()
+    assert fits[0].counts_.sum() == sum(map(len, SENTENCES))
+    assert share_of_right_neighbours(fits[0]) == 1
+    with pytest.raises(
+        UsageError, match=r"'number' of .* has the type int64: expected texts or lists of texts"
+    ):
+        made().fit(tmp_path, column="number")
+    with pytest.raises(UsageError, match="has the type None"):
+        made().fit(tmp_path, column="none")
+
+
 def test_the_vocabulary() -> None:
     model = made(min_count=2, sample=0).fit(
         [["b", "a", "a", "rare"], [], ["c c", "b", "c c", "ä"], ["a", "ä"]]
