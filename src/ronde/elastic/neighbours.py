@@ -65,6 +65,7 @@ class Neighbours:
     def __init__(self) -> None:
         self._copies = ShardCopies()
         self._num_shards = 0  # the size of the world that has made the last commit; 0: there is none
+        self._parts_differ = False  # from the own shard: a loss has interrupted `load_shards`
 
     def secure(self, commit: int, parts: Mapping[str, Part], world: Communicator) -> None:
         """Save the parts, and give a copy to the holder. All ranks call it. Until `accept`, the commit before stays.
@@ -141,23 +142,26 @@ class Neighbours:
         fresh.receive(messages_in(_exchange_with_holders(world, message)))
         world.barrier()
         fresh.accept()
-        self._copies, self._num_shards = fresh, world.size
+        self._copies, self._num_shards, self._parts_differ = fresh, world.size, False
 
     def known_shards(self, commit: int) -> dict[int, dict[str, object]]:
         """Return the payloads of all shards of a commit that are here, by rank and part. Raises no error."""
         return {shard: _payloads_in(content) for shard, content in self._copies.known(commit).items()}
 
     def _take_shard(self, parts: Mapping[str, Part], world: Communicator) -> None:
-        if self._copies.shard != world.rank:
+        if self._copies.shard != world.rank or self._parts_differ:
             self._copies.become(world.rank)
             assert self._copies.own is not None
             _load(parts, self._copies.own)
+            self._parts_differ = False
         world.barrier()  # from here on nobody needs what this rank has besides
         after = holders(_hosts_of(world))
         self._copies.prune(shard for shard, holder in enumerate(after) if holder == world.rank)
 
     def _reshard(self, commit: int, parts: Mapping[str, Part], num_shards: int, world: Communicator) -> None:
         found = [_payloads_in(self._copies.content(shard, commit)) for shard in range(num_shards)]
+        self._copies.detach_own()
+        self._parts_differ = True
         for name, part in parts.items():
             assert isinstance(part, ReshardablePart)
             part.load_shards([each[name] for each in found])

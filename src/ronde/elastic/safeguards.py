@@ -106,24 +106,20 @@ class Safeguards:
                 part.save()
             self._neighbours.adopt(number, sharded, comm.world())
 
-    def settle(self, number: int) -> int | None:
-        """Bring the shards of a commit to their ranks. If some are lost, load the newest snapshot instead.
-
-        Return the commit of the snapshot, None if none was necessary. Raises ShardsLostError if there is none.
-        """
-        if not self.sharded:
-            return None
-        try:
+    def settle(self, number: int) -> None:
+        """Bring the shards of a commit to their ranks. Raises ShardsLostError on all ranks if some are lost."""
+        if self.sharded:
             self._neighbours.settle(number, self.sharded, comm.world())
-        except ShardsLostError as error:
-            if (found := self.begin()) is not None:
-                return found
-            advice = "state.keep_snapshots(folder) would have kept commits on disk"
-            if self.snapshots is not None:
-                advice = f"there is no snapshot in {self.snapshots.folder} either"
-            error.add_note(f"The job cannot go on: {advice}.")
-            raise
-        return None
+
+    def begin_without(self, error: ShardsLostError) -> int:
+        """Load the newest snapshot, as shards are lost, and return its commit. Raises the error if there is none."""
+        if (found := self.begin()) is not None:
+            return found
+        advice = "state.keep_snapshots(folder) would have kept commits on disk"
+        if self.snapshots is not None:
+            advice = f"there is no snapshot in {self.snapshots.folder} either"
+        error.add_note(f"The job cannot go on: {advice}.")
+        raise error
 
     def awaiting(self) -> AbstractContextManager[None]:
         """The context in which this process waits for its place in a world."""

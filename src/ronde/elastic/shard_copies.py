@@ -276,6 +276,11 @@ class ShardCopies:
             self.shard, self.own = shard, self._held[shard]
             self._digests = _Digests()
 
+    def detach_own(self) -> None:
+        """Copy the own shard: its memory is about to change, and others may still need it."""
+        if self.own is not None:
+            self.own = self.own.copied()
+
     def prune(self, kept: Iterable[int]) -> None:
         """Drop all copies but these: every process has what it needs."""
         self._held = {shard: self._held[shard] for shard in kept}

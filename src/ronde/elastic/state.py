@@ -18,6 +18,7 @@ from ronde.comm import world as comm
 from ronde.elastic.batches import Batches, Positions
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 from ronde.elastic.goodput import Goodput, Ledger
+from ronde.elastic.neighbours import ShardsLostError
 from ronde.elastic.safeguards import Safeguards, describe_process
 from ronde.elastic.snapshots import Snapshots
 from ronde.elastic.state_check import StateCheck
@@ -307,10 +308,19 @@ class State:
         if decision.actions[0] is Action.BEGIN:
             from_disk = self._safeguards.begin()
         else:
-            from_disk = self._safeguards.settle(decision.number)
+            from_disk = self._settle_shards(decision.number)
         if from_disk is not None:
             return self._go_on_from_disk(from_disk), False
         return decision, advances
+
+    def _settle_shards(self, number: int) -> int | None:
+        """Bring the shards to their ranks; if some are lost, load a snapshot, and return its commit."""
+        try:
+            self._safeguards.settle(number)
+        except ShardsLostError as error:
+            self._standing = Standing()  # also if a loss interrupts what follows
+            return self._safeguards.begin_without(error)
+        return None
 
     def _go_on_from_disk(self, number: int) -> Decision:
         """Take a snapshot as the state: rank 0 has loaded it, and the others receive it in `sync`."""
