@@ -150,7 +150,7 @@ def test_memory_and_descriptors_are_flat_over_many_recoveries(tmp_path: Path) ->
     """The first rank outlives a hundred others."""
     with training(2, replaces=True, hold=tmp_path / "on") as agent:
         before: dict[str, int] = {}
-        for count in range(25):
+        for count in range(15):
             run_until_size(agent, 2)
             agent.lines.clear()
             agent.kill(agent.members[-1])
