@@ -63,6 +63,7 @@ def test_digits_torch_reaches_its_accuracy_and_plots(tmp_path: Path) -> None:
     assert picture.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_elastic_digits_have_the_same_bits_with_any_number_of_ranks() -> None:
     alone, together = (train("elastic_digits.py", n, "--epochs", "15") for n in (1, 3))
     assert alone[0].startswith("[0] parameters: ")

@@ -3,14 +3,20 @@
 The state of a rank is a number: how many steps it has made. The state of commit k is k. A rank in the middle of a step
 has a *torn* state, which is that of no commit. A step and a barrier end on a rank after all ranks of its world have
 come to it; after a death each rank may see the end or the failure.
+
+python -m tests.sim.elastic_commits --seeds 100000        # stops at the first one that fails
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
+
+from tests.sim import command
 
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 
@@ -64,13 +70,13 @@ class Training:
         self._size = size
         self._bugs = bugs or Bugs()
         self._deaths = deaths
-        self._passed = NOTHING  # the newest commit that a rank which is alive has passed
         self.recoveries = 0
+        self.events: deque[tuple[object, ...]] = deque(maxlen=30)
         self.ranks = [Rank(live=0) for _ in range(size)]
         self._form_world()
 
-    def run(self, steps: int) -> None:
-        """Train until all ranks have made so many commits, or all are dead."""
+    def run(self, steps: int = 12) -> Counter[str]:
+        """Train until all ranks have made so many commits, or all are dead; return what has happened."""
         while self.ranks and any(rank.standing.copied < steps for rank in self.ranks):
             if self._deaths and self._random.random() < 0.02:
                 self._lose()
@@ -78,6 +84,7 @@ class Training:
                 self._change_members()
             else:
                 self._advance(self._random.choice(self.ranks))
+        return Counter(recoveries=self.recoveries, finished=bool(self.ranks))
 
     # Training
 
@@ -103,7 +110,6 @@ class Training:
                 ):
                     return False
                 rank.phase = Phase.COPY
-                self._passed = max(self._passed, rank.step)
             case Phase.COPY:
                 self._copy(rank)
                 rank.phase = Phase.STEP
@@ -185,7 +191,6 @@ class Training:
         root = self.ranks[decision.holders[0]]
         if decision.actions[0] is Action.BEGIN:
             root.live = root.copy = 0
-            self._passed = NOTHING
         for rank in self.ranks:
             if rank.standing.copied != decision.number:
                 rank.live = rank.copy = root.copy
@@ -196,6 +201,7 @@ class Training:
                 )
 
     def _check_decision(self, decision: Decision) -> None:
+        self.events.append((*(tuple(rank.standing) for rank in self.ranks), "go to", decision.number))
         survivors = [rank for rank in self.ranks if rank.standing != Standing()]
         if not survivors:
             return
@@ -204,3 +210,17 @@ class Training:
             raise BrokenError(f"commit {newest} of a survivor is taken back to {decision.number}")
         if decision.number > max(rank.live for rank in survivors) and decision.number > newest:
             raise BrokenError(f"no survivor has made {decision.number} steps")
+
+
+def simulate(seed: int, ranks: int) -> Counter[str]:
+    """Do one simulation; raises Broken with the last events."""
+    return command.run(Training(seed, ranks), f"tests.sim.elastic_commits --seed {seed} --ranks {ranks}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns its exit code."""
+    return command.main(argv, __doc__ or "", "ranks", simulate, lambda seed: 2 + seed % 7)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

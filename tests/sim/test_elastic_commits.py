@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +9,7 @@ from tests.sim.elastic_commits import BrokenError, Bugs, Training
 
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "300"))
+SEEDS = 300
 
 
 def test_all_ranks_have_the_state_of_one_commit_after_each_recovery() -> None:

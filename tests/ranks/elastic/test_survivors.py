@@ -112,6 +112,7 @@ def test_a_dead_rank_is_replaced(undisturbed: str, tmp_path: Path) -> None:
         assert {each["weights"] for each in check_results(agent)} == {undisturbed}
 
 
+@pytest.mark.slow
 def test_two_die_at_once(tmp_path: Path) -> None:
     with training(4, hold=tmp_path / "on") as agent:
         run_until_size(agent, 4)
@@ -149,7 +150,7 @@ def test_memory_and_descriptors_are_flat_over_many_recoveries(tmp_path: Path) ->
     """The first rank outlives a hundred others."""
     with training(2, replaces=True, hold=tmp_path / "on") as agent:
         before: dict[str, int] = {}
-        for count in range(25):
+        for count in range(15):
             run_until_size(agent, 2)
             agent.lines.clear()
             agent.kill(agent.members[-1])
@@ -179,6 +180,7 @@ def test_what_belongs_to_a_lost_world_raises_and_arrays_stay() -> None:
         }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--min-np", "2"], ["--spares", "1"]], ids=["smaller", "with a spare"])
 def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ronde", "run", "-n", "3", *options, "--max-restarts", "3", TRAIN]
