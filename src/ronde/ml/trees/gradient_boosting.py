@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -39,6 +40,7 @@ from ronde.ml.trees.trees import (
     split_trees,
     thread_count,
 )
+from ronde.ml.trees.xgboost_json import xgboost_model
 
 __all__ = ["GradientBoostingClassifier", "GradientBoostingRegressor"]
 
@@ -92,6 +94,7 @@ class GradientBoosting(DistributedEstimator):
         "validation_score_": ArrayForm(("steps",), ("float64",)),
     }
 
+    loss: str
     trees_: dict[str, Array]
     bins_: dict[str, Array]
     baseline_: Array
@@ -116,6 +119,28 @@ class GradientBoosting(DistributedEstimator):
         columns, gains = self.trees_["column"][is_split], self.trees_["gain"][is_split]
         sums = np.bincount(columns, gains, minlength=self.n_features_in_)
         return np.asarray(sums / sums.sum() if sums.sum() > 0 else sums)
+
+    def save_xgboost(self, path: str | os.PathLike[str]) -> None:
+        """Write the trees as a model of XGBoost, in JSON, which predicts the same up to the precision of float32.
+
+            xgboost.Booster(model_file=path).predict(xgboost.DMatrix(X))
+
+        Args:
+            path: The file; its name should end with ".json".
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            UsageError: There are columns of categories.
+            OSError: The file cannot be written.
+        """
+        check_is_fitted(self)
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())] or None
+        loss = (
+            self.loss if self.loss != "log_loss" else ("logistic" if len(self.baseline_) == 1 else "softmax")
+        )
+        text = xgboost_model(self.trees_, Bins(**self.bins_), self.baseline_, loss, names)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,33 @@ def test_wrong_arguments(params: dict[str, Any], message: str) -> None:
 def test_it_has_to_be_fitted() -> None:
     with pytest.raises(NotFittedError):
         list(GradientBoostingRegressor().staged_predict(X))
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "poisson", "logistic", "softmax"])
+def test_xgboost_predicts_the_same(tmp_path: Path, loss: str) -> None:
+    xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed here")
+    data = X.astype(np.float32)
+    data[::5, 1] = np.nan
+    if loss in ("logistic", "softmax"):
+        model: Any = GradientBoostingClassifier(max_iter=9).fit(
+            data, np.minimum(CLASSES, 1 + (loss == "softmax"))
+        )
+        expected = model.predict_proba(data)
+        expected = expected[:, 1] if loss == "logistic" else expected
+    else:
+        model = GradientBoostingRegressor(loss, max_iter=9).fit(data, np.exp(Y))
+        expected = model.predict(data)
+    model.save_xgboost(tmp_path / "model.json")
+    predicted = xgboost.Booster(model_file=tmp_path / "model.json").predict(xgboost.DMatrix(data))
+    np.testing.assert_allclose(predicted, expected, rtol=2e-6, atol=1e-6)
+
+
+def test_files_for_xgboost_have_all_nodes(tmp_path: Path) -> None:
+    model = GradientBoostingClassifier(max_iter=2).fit(X, CLASSES)
+    model.save_xgboost(tmp_path / "model.json")
+    written = json.loads((tmp_path / "model.json").read_text())["learner"]["gradient_booster"]["model"]
+    assert written["tree_info"] == [0, 1, 2, 0, 1, 2]
+    assert sum(len(tree["parents"]) for tree in written["trees"]) == len(model.trees_["column"])
+    categorical = GradientBoostingRegressor(max_iter=1, categorical_features=[0]).fit(np.abs(X.round()), Y)
+    with pytest.raises(UsageError, match="columns of categories"):
+        categorical.save_xgboost(tmp_path / "model.json")
