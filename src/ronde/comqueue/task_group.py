@@ -383,7 +383,7 @@ def combine_in_order(arrays: Sequence[Array], op: ReduceOp) -> Array:
     if op is Average:
         divide = np.trunc if dtype.kind in "iu" else np.positive
         total = divide(total / len(arrays))
-    return total.astype(dtype)
+    return total.astype(dtype, copy=len(arrays) == 1)  # of several it is new
 
 
 def reduce_leaves(

@@ -30,7 +30,9 @@ __all__ = ["Word2Vec"]
 Vectors = NDArray[np.float32]
 Word = str | Vectors
 
-WORK_OF_A_BYTE = 16  # of the sentences, in numbers, for the choice of how many threads there are
+TEXT_OF_WORK = (
+    32  # bytes for a number of `place_of`: with less than 16 MB, exchanges cost what a second thread saves
+)
 MOST_STEPS = (1 << 31) - 1  # the fit ends itself after its epochs
 QUESTIONS_AT_ONCE = 256
 
@@ -176,7 +178,7 @@ class Word2Vec(DistributedEstimator):
             data=shards,
             state=step.first_state(),
             max_iter=MOST_STEPS,
-            on=place_of(self.on, size * WORK_OF_A_BYTE),
+            on=place_of(self.on, size // TEXT_OF_WORK),
             finish=drop_outputs,
         ).state
         if state.vectors is None:
