@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kFixedPoint = 1 << 20;  // of sums
 constexpr double kLeastProduct = 1e-150;
-constexpr size_t kDocumentsAtOnce = 4;   // so that the processor need not wait for memory or for the last draw
+constexpr size_t kDocumentsAtOnce = 8;   // so that the processor need not wait for memory or for the last draw
 constexpr size_t kHugePage = 1 << 21;    // bytes
 constexpr size_t kMostPrefetched = 512;  // weights of a word; the processor prefetches further ones
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
