@@ -150,6 +150,7 @@ def test_without_a_smaller_minimum_a_new_worker_takes_the_place_at_once(launcher
     assert "were ended by the launcher" in err
 
 
+@pytest.mark.slow
 def test_a_spare_takes_part_in_the_next_round(launcher: Launcher) -> None:
     job = Job(launcher)
     job.start("-n", "2", "--spares", "1")
@@ -222,6 +223,7 @@ def test_the_workers_of_two_nodes_go_on_when_one_dies(launcher: Launcher) -> Non
     assert job.finish()[0] == job.end(1)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_killed_agent_costs_only_its_own_workers(launcher: Launcher) -> None:
     job = NodesJob(launcher, "1:2")
     job.join()
@@ -265,6 +267,7 @@ def workers_of(agent: int) -> set[int]:
     return {int(pid) for pid in (Path(f"/proc/{agent}/task/{agent}/children").read_text()).split()}
 
 
+@pytest.mark.slow
 def test_the_agent_that_serves_the_rendezvous_may_die_too(launcher: Launcher) -> None:
     job = NodesJob(launcher, "1:3")
     for _ in range(3):

@@ -536,12 +536,15 @@ class AgentShell(GroupListener):
     def _start_workers(self, start: StartWorkers) -> None:
         round, again = start.round, start.again
         survivors: list[LivingWorker] = []
-        if self._group:  # those of the last round are in the report
-            for line in tracebacks(self._group.left_tracebacks()):
+        if self._group:
+            if self._alive:
+                survivors = self._group.release_survivors()
+                self._note_deaths(self._group)
+            for line in tracebacks(
+                self._group.left_tracebacks()
+            ):  # those of the last round are in the report
                 self._screen.say(line)
             if self._alive:
-                self._note_deaths(self._group)
-                survivors = self._group.release_survivors()
                 self._group.close()
         spec = self._config.worker
         self._wish, self._is_joining = "", False
