@@ -3,9 +3,9 @@
 1. Each round has one meeting of all its ranks about the default group. A process comes to it when its script calls
    `init_process_group`, or else before its state is synchronized. So survivors and new processes meet, wherever a new
    process stands in its script.
-2. If all of them have a default group, or make one, they make it again, in the same way. With the backend "ronde", and
-   with others that the program made with `enable_reconfigure`, survivors keep the object, which gets new members.
-   Otherwise they destroy it and make another one, at a store that rank 0 serves.
+2. If all of them have a default group, or make one, they make it again, in the same way. With the backend "ronde"
+   survivors keep the object, which gets new members. Otherwise they destroy it and make another one, at a store that
+   rank 0 serves.
 3. A group that was made in the training function is destroyed when the function ends by a loss. The function makes it
    again.
 4. After a loss, all groups are aborted, so that operations that wait for another survivor end, too. Gloo ends
@@ -69,15 +69,18 @@ class _Request:
 
     @property
     def is_by_handles(self) -> bool:
-        """Whether members that it has keep the group when it gets others."""
-        return self.backend == "ronde" or self.begins_without_members
+        """Whether members that it has keep the group when it gets others.
+
+        Gloo's `reconfigure` needs a store that outlives all members, so its groups are made again.
+        """
+        return self.backend == "ronde"
 
     @property
     def begins_without_members(self) -> bool:
         """Whether the program has asked for a group that has no members before its first `reconfigure`."""
         options = self.named.get("pg_options")
         wants = self.named.get("enable_reconfigure") or getattr(options, "enable_reconfigure", False)
-        return bool(wants)
+        return self.is_by_handles and bool(wants)
 
 
 @dataclass
@@ -242,18 +245,16 @@ def _make_at_new_store(request: _Request) -> None:
     host, port = broadcast_object(address, 0, f"{_NAME}.store")
     if store is None:
         store = dist.TCPStore(host, port, ranks, is_master=False, wait_for_workers=False)
-    _make(request, store=store, rank=me, world_size=ranks)
+    # It has its members from the beginning; `reconfigure` is for a program that chooses them.
+    named = {name: value for name, value in request.named.items() if name != "enable_reconfigure"}
+    _make(_Request(request.backend, named), store=store, rank=me, world_size=ranks)
 
 
 def _make_lone(request: _Request) -> None:
     """Make a default group without members, for `_reconfigure`."""
-    named = dict(request.named)
-    if request.backend == "ronde":
-        from ronde.torch.distributed import Options
+    from ronde.torch.distributed import Options
 
-        named["pg_options"] = Options(enable_reconfigure=True)
-    else:
-        named["enable_reconfigure"] = True
+    named = {**request.named, "pg_options": Options(enable_reconfigure=True)}
     _make(_Request(request.backend, named), store=dist.HashStore(), rank=0, world_size=1)
 
 
@@ -267,11 +268,7 @@ def _reconfigure(number: int, handles: list[str], request: _Request) -> None:
     group: Any = dist.group.WORLD
     timeout = request.named.get("timeout")
     with _noted():
-        if hasattr(group, "reconfigure_with"):
-            group.reconfigure_with(number, handles, timeout)
-        else:
-            given = {} if timeout is None else {"timeout": timeout}
-            distributed_c10d._reconfigure(number, handles, group, **given).wait()
+        group.reconfigure_with(number, handles, timeout)
     # PyTorch's functions look up which ranks the default group has.
     distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(len(handles))}
 
