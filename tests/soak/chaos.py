@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.ports import free_ports
 from tests.soak import chaos_account as account
 from tests.soak.chaos_training import Fault, Training, batch_of, read_job, write_job
 from tests.soak.job import MARK, marked, send
@@ -77,6 +76,8 @@ def draw_faults(rng: random.Random, count: int, shape: Shape) -> tuple[list[Faul
         if moment in ("restore", "sync"):  # in the recovery from another one
             faults.append(Fault(step, "kill", "during", ((ranks[0] + 1) % most,), 0.001))
         faults.append(Fault(step, kind, moment, ranks, rng.choice((0.0, 0.0005, 0.002, 0.3))))
+    if shape.nodes > 1:  # waits until a killed node is back: one that comes after the end begins the next job
+        faults = [*faults[: count - 1], Fault(step + 15, "stop", "before", (most - 1,), 0.1)]
     return faults[:count], step + 30
 
 
@@ -105,22 +106,15 @@ class Chaos:
 
     def __post_init__(self) -> None:
         self.mark = f"chaos.{os.getpid()}.{self.folder.name}"
-        self.port = free_ports(1, "127.0.0.1")[0]
 
     def start_agent(self, node: int) -> None:
         """Start the agent of a node."""
         shape, name = self.shape, f"agent{len(self.agents)}"
         words = ["--max-restarts", "10000", "-n", str(shape.workers)]
         if shape.nodes > 1:
-            conf = "keep_alive_interval=1,last_call_timeout=1"
-            meeting = (
-                "--rdzv-backend",
-                "tcp",
-                "--rdzv-endpoint",
-                f"127.0.0.1:{self.port}",
-                "--rdzv-conf",
-                conf,
-            )
+            # In a file, which outlives each agent: one that comes back finds the job, also when that has ended.
+            meeting = ["--rdzv-backend", "file", "--rdzv-endpoint", str(self.folder / "meeting")]
+            meeting += ["--rdzv-conf", "keep_alive_interval=1,last_call_timeout=1"]
             words += ["--nnodes", f"1:{shape.nodes}", *meeting, "--rdzv-id", "chaos"]
         else:
             words += [
@@ -391,6 +385,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit", type=float, default=600.0, help="seconds, after which a run counts as hanging"
     )
+    parser.add_argument(
+        "--step",
+        type=float,
+        default=0.005,
+        help="seconds; long ones when many processes are replaced, because the agent "
+        "waits before it replaces workers that die young",
+    )
     parser.add_argument("--feed", choices=("own", "state"), default="own")
     parser.add_argument("--report", type=Path, help="write numbers as JSON")
     parser.add_argument("--plot", type=Path, help="draw loss and size of the world (matplotlib)")
@@ -414,7 +415,7 @@ def run_seed(seed: int, asked: argparse.Namespace) -> Result:
     rng = random.Random(f"chaos {seed}")
     shape = Shape.draw(rng, asked.nodes)
     faults, steps = draw_faults(rng, asked.faults, shape)
-    training = Training(seed, steps, rng.choice((1, 1, 3)), 0.005, asked.feed)
+    training = Training(seed, steps, rng.choice((1, 1, 3)), asked.step, asked.feed)
     return run_chaos(training, faults, shape, asked.limit, asked.plot)
 
 

@@ -36,7 +36,7 @@ HIDDEN = 32
 SHAPES = ((64, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,))
 SCALE = 2.0**40
 RATE, MOMENTUM = 0.2, 0.9
-PATIENCE_S = 20.0  # for a process that replaces another one
+PATIENCE_S = 70.0  # for a process that replaces another one: more than an agent waits before it starts one
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ def suffer(faults: Sequence[Fault], shape: Shape = THREE, steps: int = 40, feed:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_faults_leave_the_bits_of_an_undisturbed_training(seed: int) -> None:
-    asked = argparse.Namespace(nodes=1, faults=6, feed="own", limit=LIMIT_S, plot=None)
+    asked = argparse.Namespace(nodes=1, faults=6, feed="own", step=0.005, limit=LIMIT_S, plot=None)
     result = run_seed(seed, asked)
     assert not result.wrong, result.wrong
 
