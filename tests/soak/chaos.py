@@ -74,7 +74,7 @@ def draw_faults(rng: random.Random, count: int, shape: Shape) -> tuple[list[Faul
         elif kind != "kill" and moment == "during":
             moment = "before"
         if moment in ("restore", "sync"):  # in the recovery from another one
-            faults.append(Fault(step, "kill", "during", ((ranks[0] + 1) % most,), 0.001))
+            faults.append(Fault(step, "kill", "before", ((ranks[0] + 1) % most,)))
         faults.append(Fault(step, kind, moment, ranks, rng.choice((0.0, 0.0005, 0.002, 0.3))))
     if shape.nodes > 1:  # waits until a killed node is back: one that comes after the end begins the next job
         faults = [*faults[: count - 1], Fault(step + 15, "stop", "before", (most - 1,), 0.1)]
