@@ -136,7 +136,7 @@ def test_the_limit_of_changes(world: World) -> None:
         offer(world, 1)
         code, _, err = job.end()
     assert code != 0
-    assert "may change 1 times only" in err
+    assert "the limit of changes of the nodes (--reset-limit) is 1" in err
 
 
 def test_too_few_hosts_for_too_long(world: World) -> None:

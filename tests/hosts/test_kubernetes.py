@@ -131,7 +131,7 @@ def test_no_pod_is_replaced_once_pods_have_come_and_gone_too_often(cluster: Kube
     cluster.pod(1).kill()
     code, out, err = finish(job)
     assert code == 1, out + err
-    assert "the nodes may change 0 times only" in out
+    assert "the limit of changes of the nodes (--reset-limit) is 0" in out
     assert "ronde: the job has failed: PodFailurePolicy" in err
     assert [pod.index for pod in cluster.pods].count(0) == 1
     assert out.count("of 2 reduces") == 2

@@ -472,7 +472,7 @@ class Leader:
             if 0 <= state.terms.max_changes <= state.changes:
                 assert isinstance(cause, NodesLost)
                 self._close_job(
-                    f"{cause.reason}, and the nodes may change {state.terms.max_changes} times only"
+                    f"{cause.reason}, and the limit of changes of the nodes (--reset-limit) is {state.terms.max_changes}"
                 )
                 return
             state = replace(state, changes=state.changes + 1)

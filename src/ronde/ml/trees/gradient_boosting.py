@@ -509,7 +509,15 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         return self._loss.predictions(scores)
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
-        """Yield the predictions after each step. Takes and raises what `predict` does."""
+        """Yield the predictions after each step, float64 of shape (rows,).
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
         check_is_fitted(self)
         for scores in self._staged_scores(X, 1):
             yield self._loss.predictions(scores.copy())
@@ -531,8 +539,11 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
     Args:
         loss: "log_loss".
         class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
-        learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf: As of `GradientBoostingRegressor`, and so
-            are all others.
+        learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf: As of `GradientBoostingRegressor`.
+        l2_regularization, l1_regularization, min_hessian_leaf, min_gain: The same.
+        max_features, subsample, max_bins, categorical_features, monotonic_cst: The same.
+        warm_start, early_stopping, scoring, validation_fraction, n_iter_no_change, tol: The same.
+        random_state, on, verbose: The same.
 
     Attributes:
         classes_: The classes, sorted.
@@ -636,7 +647,15 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the probability of each class, shape (rows, classes). Takes and raises what `predict` does."""
+        """Return the probability of each class, float64 of shape (rows, classes).
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
         scores = self._checked_scores(X)
         return self._loss.predictions(scores)
 
@@ -653,19 +672,43 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         return self._classes_of(self._checked_scores(X))
 
     def staged_decision_function(self, X: Any) -> Iterator[Array]:
-        """Yield the scores after each step. Takes and raises what `decision_function` does."""
+        """Yield the scores after each step, as `decision_function` returns them.
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
         check_is_fitted(self)
         for scores in self._staged_scores(X, len(self.baseline_)):
             yield (scores[:, 0] if scores.shape[1] == 1 else scores).copy()
 
     def staged_predict_proba(self, X: Any) -> Iterator[Array]:
-        """Yield the probabilities after each step. Takes and raises what `predict` does."""
+        """Yield the probabilities after each step, float64 of shape (rows, classes).
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
         check_is_fitted(self)
         for scores in self._staged_scores(X, len(self.baseline_)):
             yield self._loss.predictions(scores)
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
-        """Yield the most likely classes after each step. Takes and raises what `predict` does."""
+        """Yield the most likely classes after each step, shape (rows,).
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
         check_is_fitted(self)
         for scores in self._staged_scores(X, len(self.baseline_)):
             yield self._classes_of(scores)
