@@ -240,7 +240,7 @@ class State:
             rank for rank, action in enumerate(decision.actions) if action in (Action.BEGIN, Action.RECEIVE)
         ]
         root = decision.holders[0]
-        if receives != [root]:
+        if any(rank != root for rank in receives):
             self._transfer(root, comm.rank() in receives and comm.rank() != root, decision.number)
 
     # What `ronde.elastic.run` and launchers call

@@ -393,9 +393,9 @@ class _Own:
 def membership() -> Membership | None:
     """Return the channel of this process to its agent; None without an agent that has one, and in a forked child."""
     with _Own.lock:
-        if _Own.pid == 0:
-            _Own.pid = os.getpid()
-            _Own.membership = _open()
+        # A process without a channel may be a template, whose forked children get one each.
+        if _Own.membership is None and (found := _open()) is not None:
+            _Own.pid, _Own.membership = os.getpid(), found
         return _Own.membership if _Own.pid == os.getpid() else None
 
 

@@ -471,8 +471,9 @@ class Leader:
         elif not isinstance(cause, ChangeRequested):
             if 0 <= state.terms.max_changes <= state.changes:
                 assert isinstance(cause, NodesLost)
+                limit = state.terms.max_changes
                 self._close_job(
-                    f"{cause.reason}, and the limit of changes of the nodes (--reset-limit) is {state.terms.max_changes}"
+                    f"{cause.reason}, and the limit of changes of the nodes (--reset-limit) is {limit}"
                 )
                 return
             state = replace(state, changes=state.changes + 1)

@@ -234,4 +234,6 @@ def _tensor_of(dtype: Any, shape: Sequence[int], received: Any) -> Any:
     if isinstance(received, torch.Tensor):
         return received
     memory = np.array(received, np.uint8)  # a copy that can be written
+    if memory.size == 0:  # a shard may have no element
+        return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(memory).view(dtype).reshape(shape)

@@ -42,7 +42,7 @@ from ronde.errors import (
     UsageError,
 )
 from ronde.net.addresses import address_towards
-from ronde.process.membership_channel import membership
+from ronde.process.membership_channel import Membership, membership
 
 __all__ = ["abort", "follow_worlds", "has_default_group", "is_peer_loss", "leave", "meet"]
 
@@ -93,6 +93,7 @@ class _OfProcess:
     )
     met: int = -1  # the last round to whose meeting this process came
     is_training: bool = False
+    listens: bool = False  # for lost rounds
     sockets: dict[int, int] = field(
         default_factory=dict
     )  # of the groups: descriptors, with the inode of each
@@ -117,7 +118,8 @@ class _Companion:
             _own.is_training = before
 
     def leave(self, is_loss: bool) -> None:
-        leave()
+        if membership() is not None:
+            leave()
 
     def join(self) -> None:
         meet()
@@ -129,19 +131,27 @@ _companion = _Companion()
 def follow_worlds() -> None:
     """Have `ronde.elastic.run` end and make the groups, and `init_process_group` come to the meeting.
 
-    Does nothing without an agent that may give this worker a place in another round. A second call does nothing.
+    A second call does nothing. A process that no agent can give a place in another round calls PyTorch's functions as
+    they are. That is found out when they are called, because a template imports modules for workers that it forks.
     """
-    mine = membership()
-    if _own.make is not None or mine is None or not dist.is_available():
+    if _own.make is not None or not dist.is_available():
         return
     add_companion(_companion)
-    mine.on_lost(lambda lost: abort())
     _own.make = dist.init_process_group
     init_process_group = _with_meeting(dist.init_process_group)
     new_group = _noting_sockets(dist.new_group)
     for module in (dist, distributed_c10d):
         module.init_process_group = init_process_group
         module.new_group = new_group
+
+
+def _heard_membership() -> Membership | None:
+    """Return the channel to the agent, if there is one. From the first call on a lost round aborts the groups."""
+    mine = membership()
+    if mine is not None and not _own.listens:
+        _own.listens = True
+        mine.on_lost(lambda lost: abort())
+    return mine
 
 
 def has_default_group() -> bool:
@@ -174,7 +184,7 @@ def meet(request: _Request | None = None) -> None:
     All ranks call it, once they have joined the world of the round. `request`: how the program makes the group, if it
     does so now; None: if there is one, it becomes one of this round. Raises UsageError if only some ranks have one.
     """
-    mine = membership()
+    mine = _heard_membership()
     if mine is None or _own.met == mine.number:
         return
     _own.met = mine.number
@@ -211,14 +221,15 @@ def _supports_reconfigure() -> bool:
 def _with_meeting(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def init_process_group(backend: Any = None, *arguments: Any, **named: Any) -> None:
-        if dist.is_initialized():
-            make(backend, *arguments, **named)  # raises
+        mine = _heard_membership()
+        if mine is None or dist.is_initialized():  # then it raises
+            make(backend, *arguments, **named)
+            return
         process.init()
-        mine = membership()
         given = {**dict(zip(_ARGUMENTS, arguments)), **named}
         kept = {name: value for name, value in given.items() if name not in _PLACE}
         request = _Request("" if backend is None else str(backend), kept)
-        if not _own.is_training and mine is not None and _own.met != mine.number:
+        if not _own.is_training and _own.met != mine.number:
             meet(request)
         elif given.get("store") is None and given.get("init_method") in (None, "env://"):
             _make_at_new_store(request)
@@ -293,6 +304,8 @@ def _destroy() -> None:
 def _noting_sockets(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def making(*arguments: Any, **named: Any) -> Any:
+        if membership() is None:
+            return make(*arguments, **named)
         with _noted():
             return make(*arguments, **named)
 
