@@ -185,17 +185,22 @@ def _with_continuing(asked: RunArguments, worker: WorkerSpec, is_alone: bool) ->
         worker = replace(worker, max_restarts=LOSSES)
     if not is_alone:
         return replace(worker, min_slots=1 if asked.has("--min-num-proc") else 0)
-    return replace(worker, min_slots=asked.value("--min-num-proc", 0), spares=asked.value("--spares", 0))
+    least = asked.value("--min-num-proc", 0)
+    if least > worker.slots:
+        raise UsageError(
+            f"{asked.origin('--min-num-proc')} {least} is more than the {worker.slots} workers of this machine: "
+            "expected at most that many"
+        )
+    return replace(worker, min_slots=least, spares=asked.value("--spares", 0))
 
 
 def _check_workers(asked: RunArguments, by_ssh: bool) -> None:
     least, most = asked.value("--min-num-proc"), asked.value("--max-num-proc")
-    for name in ("--max-num-proc",):
-        if asked.has(name) and not by_ssh:
-            raise UsageError(
-                f"{asked.origin(name)} needs a list of hosts: add -H, --hostfile or "
-                "--host-discovery-script; without SSH, use --nnodes MIN:MAX"
-            )
+    if asked.has("--max-num-proc") and not by_ssh:
+        raise UsageError(
+            f"{asked.origin('--max-num-proc')} needs a list of hosts: add -H, --hostfile or "
+            "--host-discovery-script; without SSH, use --nnodes MIN:MAX"
+        )
     number = asked.value("--num-proc")
     number = number if isinstance(number, int) else None
     in_order = [("--min-num-proc", least), ("--num-proc", number), ("--max-num-proc", most)]

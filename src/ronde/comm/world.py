@@ -196,10 +196,18 @@ def _hear_news(news: News) -> None:
     if mine is None or not mine.continues or not mine.over:
         return
     if isinstance(news, RoundLost):
-        for communicator in list(alive):
+        for communicator in _open_communicators():
             communicator.abort(f"round {news.number} of the job is over: {news.reason}")
     if _process.is_joining and meeting is not None:
         meeting.store.close()
+
+
+def _open_communicators() -> list[Communicator]:
+    while True:
+        try:
+            return list(alive)
+        except RuntimeError:  # another thread has just made one
+            pass
 
 
 def _check_second_call(

@@ -67,6 +67,7 @@ class State:
         self._hosts_updated = False  # a launcher has told this rank
         self._is_agreed = False  # all ranks know that they change at the end of the step
         self._is_in_step = False  # of `batches`
+        self._batches_begun: set[str] = set()  # by the present call of the training function
         self._positions = Positions()
         self._safeguards = Safeguards(self._parts, lambda: self._standing.copied)
         self.add_part("positions", self._positions)
@@ -144,8 +145,14 @@ class State:
             name: if a program goes through batches more than once, a name for each time.
 
         Raises:
-            UsageError: an argument is invalid.
+            UsageError: an argument is invalid, or a call of the training function uses a name a second time.
         """
+        if name in self._batches_begun:
+            raise UsageError(
+                f"train goes through the batches {name!r} a second time: let batches() count the epochs "
+                "(epochs=...), or give each loop a name (name=...)"
+            )
+        self._batches_begun.add(name)
         batches = Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name)
         for batch in batches:
             ledger.begin_step()
@@ -289,6 +296,7 @@ class State:
 
         Return the decision, and whether the survivors' work since the last copy counts.
         """
+        self._batches_begun.clear()
         self._safeguards.before_copy()
         mine = self._standing._replace(may_advance=not self._safeguards.sharded)
         standings = comm_standings(mine)

@@ -255,6 +255,7 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
         ("-n gpu", "-n gpu: this machine has no usable GPU; give a number of workers, or cpu"),
         ("-n 2 --nproc-per-node 3", "-n 2 and --nproc-per-node 3 contradict each other"),
         ("-n 4 --max-np 8", "--max-np needs a list of hosts: add -H"),
+        ("--nproc-per-node 2 --min-np 4", "--min-np 4 is more than the 2 workers of this machine"),
         ("-n 4 --min-np 5", "--min-np 5 is more than -n 4: expected min <= number <= max"),
         ("-H a:4 -np 2 --min-np 3", "--min-np 3 is more than -np 2: expected min <= number <= max"),
         ("-H a:4 --min-np 3 --max-np 2", "--min-np 3 is more than --max-np 2"),

@@ -115,3 +115,16 @@ def test_check_host_updates_commits_before_a_change() -> None:
     state.count = 9
     state.restore()
     assert state.count == 4
+
+
+def test_a_loop_over_batches_in_a_loop_over_epochs_is_a_mistake() -> None:
+    """Its second round would have no batch."""
+
+    @ronde.elastic.run
+    def train(state: ronde.elastic.ObjectState) -> None:
+        for _ in range(2):
+            for _batch in state.batches(8, 4):
+                state.commit()
+
+    with pytest.raises(ronde.UsageError, match=r"a second time: let batches\(\) count the epochs"):
+        train(ronde.elastic.ObjectState())

@@ -88,9 +88,11 @@ class StateDictPart:
         clear_gradients(self.value)
         if _same(outline, self._copy.outline):
             self._copy.put_into(live)
-            if isinstance(self.value, torch.nn.Module | torch.optim.Optimizer):
+            if isinstance(self.value, torch.nn.Module | torch.optim.Optimizer) and not _has_extra(state):
                 return
         self.value.load_state_dict(_like(state, self._filled(outline, live)))
+        if isinstance(self.value, torch.optim.Optimizer):
+            _shard_like_parameters(self.value)
 
     def payload(self) -> Any:
         """Return the last copy: its outline, and shape and bytes of each tensor, in an array that shares its memory."""
@@ -150,10 +152,34 @@ def parameters_of(value: Any) -> list[Any]:
     return []
 
 
+def _shard_like_parameters(optimizer: torch.optim.Optimizer) -> None:
+    """Make state that a new process has received, local parts of tensors, sharded as its parameters are."""
+    for parameter, state in optimizer.state.items():
+        if not hasattr(parameter, "to_local"):
+            continue
+        local: Any = parameter.to_local()
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and not hasattr(value, "to_local") and value.dim():
+                if value.shape == local.shape:
+                    state[name] = type(parameter.data).from_local(
+                        value.to(local.device),
+                        parameter.device_mesh,
+                        parameter.placements,
+                        run_check=False,
+                        shape=parameter.shape,
+                        stride=parameter.stride(),
+                    )
+
+
 def local_part(tensor: Any) -> Any:
     """Return the memory that this rank has of a tensor."""
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _has_extra(state: Any) -> bool:
+    """Return whether the state of a module has tensors that are not those of the module (`get_extra_state`)."""
+    return any(str(name).endswith("_extra_state") for name in state)
 
 
 def _is_sharded(tensor: Any) -> bool:

@@ -110,3 +110,25 @@ def test_a_part_without_a_copy_restores_nothing() -> None:
     before = values(model.state_dict())
     StateDictPart(model).restore()
     assert same(before, values(model.state_dict()))
+
+
+class Counting(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A module with a state that is neither a parameter nor a buffer."""
+
+    count = 0
+
+    def get_extra_state(self) -> Any:
+        return torch.tensor(self.count)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.count = int(state)
+
+
+def test_the_extra_state_of_modules_is_restored() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Counting())
+    part = StateDictPart(model)
+    model[1].count = 1
+    part.save()
+    model[1].count = 2
+    part.restore()
+    assert model[1].count == 1
