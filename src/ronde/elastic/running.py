@@ -10,13 +10,15 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ronde.comm import world as comm
-from ronde.elastic.commit_protocol import Action, Decision
+from ronde.elastic.commit_protocol import NOTHING, Action, Decision
 from ronde.elastic.state import HostsUpdatedInterrupt, State, ledger
 from ronde.engine import process
 from ronde.errors import PeerError
 from ronde.process.membership_channel import membership
 
 __all__ = ["Companion", "add_companion", "run"]
+
+MOST_FRUITLESS = 3  # then the error that repeats at the same step, though no rank was lost, ends the training
 
 _log = logging.getLogger("ronde.elastic")
 
@@ -96,6 +98,8 @@ class _Run:
         self._membership = membership()
         self._interruption: _Interruption | None = None
         self._has_begun = False
+        self._fruitless = 0  # recoveries in a row after which no rank was missing, from the same commit
+        self._recovered_to = NOTHING
 
     def run(self) -> Any:
         if self._membership is not None:
@@ -118,7 +122,7 @@ class _Run:
             except HostsUpdatedInterrupt as interrupt:
                 self._note(_Interruption(str(interrupt), False, interrupt.skip_sync))
             except Exception as error:
-                if self._membership is None or not _means_loss(error):
+                if self._membership is None or not _means_loss(error) or self._fruitless >= MOST_FRUITLESS:
                     raise
                 self._note(_Interruption(str(error), True, False))
             else:
@@ -171,9 +175,17 @@ class _Run:
                 ledger.begin(now_ns)
         else:
             spent_ns = ledger.resume(now_ns, interruption.is_loss)
+            self._count_fruitless(interruption, decision.number)
             if comm.rank() == 0:
                 self._report(interruption, decision, lost, spent_ns)
         self._interruption, self._has_begun = None, True
+
+    def _count_fruitless(self, interruption: _Interruption, commit: int) -> None:
+        place = self._membership.taken if self._membership is not None else None
+        lost = place is None or bool(place.lost)
+        again = interruption.is_loss and not lost and commit == self._recovered_to
+        self._fruitless = self._fruitless + 1 if again else 0
+        self._recovered_to = commit
 
     def _report(
         self, interruption: _Interruption, decision: Decision, lost: tuple[int, int], spent_ns: int

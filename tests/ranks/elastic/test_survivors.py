@@ -198,3 +198,24 @@ def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -
     assert re.search(r"killed by SIGKILL.*ranks go on from commit \d+.*steps lost: [01]", done.stderr), (
         done.stderr
     )
+
+
+def test_an_error_that_recurs_without_a_loss_ends_the_training() -> None:
+    program = str(Path(__file__).parent / "programs" / "recurring.py")
+    command = [
+        sys.executable,
+        "-m",
+        "ronde",
+        "run",
+        "-n",
+        "2",
+        "--min-np",
+        "1",
+        "--max-restarts",
+        "0",
+        program,
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S)
+    assert done.returncode == 1
+    assert 3 <= done.stderr.count("2 ranks go on from commit 9") <= 4
+    assert "TimeoutError: this step is too slow" in done.stderr
