@@ -202,9 +202,11 @@ def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -
 
 def test_an_error_that_recurs_without_a_loss_ends_the_training() -> None:
     program = str(Path(__file__).parent / "programs" / "recurring.py")
-    options = "-n 2 --min-np 1 --max-restarts 1".split()
+    options = ["-n", "2", "--min-np", "1", "--max-restarts", "1"]
     command = [sys.executable, "-m", "ronde", "run", *options, program]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 1
-    assert 4 <= done.stderr.count("2 ranks go on from commit 9") <= 4 * 4  # four times in each start of a process
+    assert (
+        4 <= done.stderr.count("2 ranks go on from commit 9") <= 4 * 4
+    )  # four times in each start of a process
     assert "TimeoutError: this step is too slow" in done.stderr
