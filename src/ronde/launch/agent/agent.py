@@ -527,11 +527,11 @@ class AgentShell(GroupListener):
         return at_once if at_once >= (spec.min_slots or spec.slots) else spec.slots
 
     def _note_deaths(self, group: WorkerGroupShell) -> None:
-        """Let the reserve know how long the workers that have ended had their places."""
+        """Let the reserve know of the workers that have failed."""
         for rank, worker in group.workers.items():
             if worker.failed_by_itself and worker.pid not in self._deaths:
                 self._deaths.add(worker.pid)
-                self._reserve.note_lifetime(group.lifetime_ns(rank))
+                self._reserve.note_lost(group.lifetime_ns(rank), group.took_part(rank))
 
     def _start_workers(self, start: StartWorkers) -> None:
         round, again = start.round, start.again
