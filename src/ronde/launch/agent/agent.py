@@ -379,7 +379,7 @@ class AgentShell(GroupListener):
         if not (self._alive and self._group and round) or self._wish:
             return
         if self._is_joining:
-            if len(round.nodes) > 1:
+            if len(round.nodes) > 1 and self._group.survivors:  # else the workers end after a signal
                 self._rendezvous.update_node(self._describe_node())  # with more workers than before
             return
         ready = self._reserve.ready
