@@ -225,7 +225,7 @@ class StoreSilence:
         self._answered_ns = self._woke_ns = now_ns
 
     def note_return(self, now_ns: int) -> None:
-        """Note that the node starts over at a store: after a long silence, what it knows may be as old as after sleep."""
+        """Note that the node starts over at a store; after a long silence, what it knows may be old."""
         if self.is_cut_off(now_ns):
             self._woke_ns = now_ns
 
