@@ -140,6 +140,7 @@ class World:
     sim: ContinuingSimulation
     number: int
     members: dict[int, SimWorker] = field(default_factory=dict)  # by rank
+    size: int = 0  # as those know it that have come; a member may have another place by now
     has_formed: bool = False
     is_lost: bool = False
     is_unwanted: bool = False
@@ -147,8 +148,8 @@ class World:
 
     def add(self, worker: SimWorker) -> None:
         require(worker.rank not in self.members, "two workers of rank", worker.rank, "in round", self.number)
-        sizes = {other.size for other in self.members.values()}
-        require(sizes <= {worker.size}, "a world of several sizes in round", self.number)
+        require(self.size in (0, worker.size), "a world of several sizes in round", self.number)
+        self.size = worker.size
         require(not self.has_formed, "a worker comes to a world that is complete:", self.number)
         worker.world = self
         self.members[worker.rank] = worker
@@ -462,7 +463,8 @@ class ContinuingNode(AgentNode):
         if not self.workers or self.wish or not self.reserve.ready or self.has_exited:
             return
         if self.is_joining:
-            self.update()
+            if self.group.survivors:
+                self.update()
         elif self.round and self.round.nodes[self.round.group_rank].slots < SLOTS:
             self.wish = True
             self.tell("wanted", self.round.number)

@@ -51,6 +51,19 @@ def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
     assert set(run(range(first, first + BATCH))) >= WHAT_HAPPENS, "the simulations have become dull"
 
 
+@pytest.mark.parametrize(
+    ("seed", "nodes"),
+    [
+        pytest.param(893, 4, id="a reserve is ready while the node leaves"),
+        pytest.param(1061, 2, id="a node comes back from a long silence to a store that has lost its data"),
+        pytest.param(1341, 3, id="a worker that is still in a world has its next place"),
+        pytest.param(708, 4, id="a node that was cut off writes an old state"),
+    ],
+)
+def test_a_seed_that_has_found_something(seed: int, nodes: int) -> None:
+    simulate(seed, nodes, ContinuingSimulation)
+
+
 @pytest.mark.slow
 def test_200_nodes() -> None:
     simulate(2, 200, ContinuingSimulation)

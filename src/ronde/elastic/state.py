@@ -336,8 +336,19 @@ class State:
         return decide(comm_standings(self._standing))
 
     def finish(self) -> None:
-        """Wait until all ranks have finished, as if for a commit."""
-        self._pass_barrier(self._standing.copied + 1)
+        """Wait until all ranks have finished, as if for a commit.
+
+        If the members of the job change, that comes first: the state is committed, and all ranks finish in the new
+        world. Otherwise new members would wait there for ranks that have ended. Raises HostsUpdatedInterrupt then.
+        """
+        number = self._standing.copied + 1
+        with self._safeguards.changing():
+            self._safeguards.before_barrier(number)
+            if self._pass_barrier(number):
+                self._copy(number)
+                ledger.commit(time.monotonic_ns())
+                self._safeguards.after_copy(number)
+                raise HostsUpdatedInterrupt
         self._standing = Standing(self._standing.copied)
         ledger.commit(time.monotonic_ns())
         self._safeguards.finish(self._standing.copied)

@@ -214,7 +214,7 @@ class StoreSilence:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._answered_ns = 0
-        self._woke_ns = -(10**18)  # when this process last woke late
+        self._woke_ns = -(10**18)  # when this process last woke late, or came back from a long silence
 
     def note_answer(self, now_ns: int) -> None:
         """Note that the store has answered, or that the node asks it for the first time."""
@@ -223,6 +223,11 @@ class StoreSilence:
     def note_late_tick(self, now_ns: int) -> None:
         """Count from now on: this process slept, so the silence was not the store's."""
         self._answered_ns = self._woke_ns = now_ns
+
+    def note_return(self, now_ns: int) -> None:
+        """Note that the node starts over at a store; after a long silence, what it knows may be old."""
+        if self.is_cut_off(now_ns):
+            self._woke_ns = now_ns
 
     def silent_ns(self, now_ns: int) -> int:
         """Return the time since the last answer."""
@@ -234,7 +239,7 @@ class StoreSilence:
         return since_ns > self._rules.heartbeat_ns and self.silent_ns(now_ns) < 2 * self._rules.heartbeat_ns
 
     def has_just_woken(self, now_ns: int) -> bool:
-        """Return whether this process woke late so recently that states written meanwhile may still arrive."""
+        """Return whether this process woke late, or came back, so recently that newer states may still arrive."""
         return now_ns - self._woke_ns < self._rules.silence_ns
 
     def is_cut_off(self, now_ns: int) -> bool:

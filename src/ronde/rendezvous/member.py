@@ -182,8 +182,8 @@ class Member:
         self._consider()
 
     def update_node(self, node: Node) -> None:
-        """Ask for a place again, with another description of this node. Without effect if it asks for none."""
-        if self._phase == _MemberPhase.JOINING:
+        """Ask for a place again, with another description of this node. Without effect if it asks for none, or leaves."""
+        if self._phase == _MemberPhase.JOINING and not isinstance(self._unanswered, LeaveNotice):
             self._node, self._is_left_working = node, node.has_workers
             if self._requested:
                 self._requested = -1, self._requested[1]

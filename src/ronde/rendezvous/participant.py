@@ -185,6 +185,7 @@ class Participant:
         self._replica.writing = self._claim = None
         self._watched = {}
         self._leader_detector.reset(now_ns)
+        self.store_silence.note_return(now_ns)
         self._introduce_node(now_ns)
 
     def _introduce_node(self, now_ns: int) -> None:

@@ -253,6 +253,35 @@ def test_a_node_that_comes_and_leaves_costs_no_step(launcher: Launcher) -> None:
     assert job.finish()[0] == 0
 
 
+FINISHES_LATE = """\
+import os, time
+import ronde
+from ronde.process.membership_channel import membership
+
+@ronde.elastic.run
+def train(state):
+    print(f"size {ronde.size()}", flush=True)
+    if state.steps == 0:
+        while not membership().change_wanted:
+            time.sleep(0.001)
+        state.steps += 1
+    return state.steps
+
+print("steps", train(ronde.elastic.ObjectState(steps=0)), flush=True)
+"""
+
+
+def test_a_node_that_joins_when_the_training_ends_takes_part_in_its_end(launcher: Launcher) -> None:
+    job = NodesJob(launcher, "1:2")
+    (job.folder / "script.py").write_text(FINISHES_LATE)
+    job.join()
+    while "size 4" not in (line := job.lines.get(timeout=HANGING_S)):
+        if "size 2" in line and len(job.agents) == 1:
+            job.join()
+    assert job.end()[0] == job.end(1)[0] == 0
+    assert job.end()[1].count("round 1") == 1
+
+
 def alone_first(job: NodesJob) -> bool:
     """Return whether the first round had one node only, and let its workers come to the next one."""
     while not job.heard:

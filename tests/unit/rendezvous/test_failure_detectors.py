@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ronde.rendezvous.effects import Values
-from ronde.rendezvous.failure_detectors import LeaderDetector
+from ronde.rendezvous.failure_detectors import LeaderDetector, StoreSilence
 from ronde.rendezvous.membership import Rules
 from ronde.rendezvous.state import ALIVE
 
@@ -61,3 +61,14 @@ def test_a_leader_may_send_heartbeats_again_after_one_was_gone() -> None:
     detector.note_values(9 * S, {}, {"heartbeat/a": b"2"})
     assert not detector.must_check_leader(23 * S)
     assert detector.must_check_leader(24 * S)
+
+
+def test_what_a_node_knows_may_be_old_after_a_long_silence_of_the_store() -> None:
+    rules = Rules()
+    silence = StoreSilence(rules)
+    for silent_ns in (rules.silence_ns - 1, rules.silence_ns):
+        silence.note_answer(0)
+        silence.note_return(silent_ns)
+        silence.note_answer(silent_ns)
+        assert silence.has_just_woken(silent_ns + 1) == (silent_ns == rules.silence_ns)
+    assert not silence.has_just_woken(2 * rules.silence_ns)

@@ -379,7 +379,7 @@ class AgentShell(GroupListener):
         if not (self._alive and self._group and round) or self._wish:
             return
         if self._is_joining:
-            if len(round.nodes) > 1:
+            if len(round.nodes) > 1 and self._group.survivors:  # else the workers end after a signal
                 self._rendezvous.update_node(self._describe_node())  # with more workers than before
             return
         ready = self._reserve.ready
@@ -527,11 +527,11 @@ class AgentShell(GroupListener):
         return at_once if at_once >= (spec.min_slots or spec.slots) else spec.slots
 
     def _note_deaths(self, group: WorkerGroupShell) -> None:
-        """Let the reserve know how long the workers that have ended had their places."""
+        """Let the reserve know of the workers that have failed."""
         for rank, worker in group.workers.items():
             if worker.failed_by_itself and worker.pid not in self._deaths:
                 self._deaths.add(worker.pid)
-                self._reserve.note_lifetime(group.lifetime_ns(rank))
+                self._reserve.note_lost(group.lifetime_ns(rank), group.took_part(rank))
 
     def _start_workers(self, start: StartWorkers) -> None:
         round, again = start.round, start.again

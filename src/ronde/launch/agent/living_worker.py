@@ -19,10 +19,10 @@ __all__ = ["LivingWorker"]
 class LivingWorker:
     """One process, whatever its rank.
 
-    `since_ns`: when it started. `placed_ns`: when it got its present place. `continues`: it has said so. `world`: the
-    number of the first round to which its world can belong: later than each that it has left. `places`: the rounds that
-    it has been in, with its rank in each: a message may still name an earlier one. `channel`: None if workers of this
-    job never continue.
+    `since_ns`: when it started. `placed_ns`: when it got its present place. `continues`: it has said so.
+    `has_joined`: it has been in the world of a round. `world`: the number of the first round to which its world can
+    belong: later than each that it has left. `places`: the rounds that it has been in, with its rank in each: a message
+    may still name an earlier one. `channel`: None if workers of this job never continue.
     """
 
     process: GroupLeader
@@ -33,6 +33,7 @@ class LivingWorker:
     placed_ns: int = 0
     world: int = 0
     continues: bool = False
+    has_joined: bool = False
     places: dict[int, int] = field(default_factory=dict)  # rank by round
 
     def tell(self, message: FromAgent) -> None:

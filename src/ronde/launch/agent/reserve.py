@@ -8,8 +8,9 @@ Rules
 
 1. There are as many processes in the reserve as the agent wants: its spares, and one for each worker that the present
    round lacks.
-2. A worker that ends within `SOON_NS` after its start or after it got its place, or that ends in the reserve, makes the
-   next start wait: 1 s, then twice as long each time, up to 60 s. A worker that lived longer ends that.
+2. A worker that ends in the reserve, or within `SOON_NS` after it got its place without having taken part in a round,
+   makes the next start wait: 1 s, then twice as long each time, up to 60 s. The end of another worker ends that: one
+   that was killed at its work is replaced at once.
 """
 
 from __future__ import annotations
@@ -85,13 +86,19 @@ class Reserve:
         self._starting.discard(key)
         if key in self.ready:
             self.ready.remove(key)
-        return self.note_lifetime(now_ns, 0)
+        return self._wait_longer(now_ns)
 
-    def note_lifetime(self, now_ns: int, lived_ns: int) -> int:
-        """Note how long a worker with a place has lived with it. Return how long the next start waits."""
-        if lived_ns >= SOON_NS:
+    def note_lost(self, now_ns: int, lived_ns: int, took_part: bool) -> int:
+        """Note that a worker with a place has ended. Return how long the next start waits.
+
+        `lived_ns`: how long it had the place. `took_part`: in the world of a round, as a worker that continues.
+        """
+        if took_part or lived_ns >= SOON_NS:
             self._wait_ns = 0
-        else:
-            self._wait_ns = min(2 * self._wait_ns, LONGEST_WAIT_NS) or FIRST_WAIT_NS
-            self._not_before_ns = now_ns + self._wait_ns
+            return 0
+        return self._wait_longer(now_ns)
+
+    def _wait_longer(self, now_ns: int) -> int:
+        self._wait_ns = min(2 * self._wait_ns, LONGEST_WAIT_NS) or FIRST_WAIT_NS
+        self._not_before_ns = now_ns + self._wait_ns
         return self._wait_ns

@@ -63,9 +63,9 @@ class ReserveShell:
         unwatch_worker(self._loop, worker)
         return worker
 
-    def note_lifetime(self, lived_ns: int) -> None:
-        """Note how long a worker with a place has lived with it."""
-        self._reserve.note_lifetime(time.monotonic_ns(), lived_ns)
+    def note_lost(self, lived_ns: int, took_part: bool) -> None:
+        """Note that a worker with a place has ended: how long it had that, and whether it took part in a round."""
+        self._reserve.note_lost(time.monotonic_ns(), lived_ns, took_part)
 
     def balance(self) -> None:
         """Read from the workers only while the launcher's streams accept output. Call this before each turn."""

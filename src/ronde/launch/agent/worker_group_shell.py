@@ -203,6 +203,7 @@ class WorkerGroupShell:
                 case Completed():
                     self._step_group(WorkerCompleted(rank))
                 case Awaits(after):
+                    worker.has_joined = worker.has_joined or after >= 0
                     worker.world = self._number if after < self._number else after + 1
                     self._listener.note_world_left()
         if worker.channel is not None and worker.channel.has_ended:
@@ -226,6 +227,8 @@ class WorkerGroupShell:
         rank = self._rank_now(announcement.rank, announcement.round) if is_earlier else announcement.rank
         if rank not in self._living:
             return
+        if announcement.what == "joined":
+            self._living[rank].has_joined = True
         match announcement.what:
             case "raised":
                 self._note_exception(rank)
@@ -279,6 +282,11 @@ class WorkerGroupShell:
         """Return how long a worker that has ended had its place."""
         worker, living = self._group.workers[rank], self._living.get(rank)
         return worker.ended_ns - living.placed_ns if living else 0
+
+    def took_part(self, rank: int) -> bool:
+        """Return whether a worker was in the world of a round, as one that continues."""
+        living = self._living.get(rank)
+        return living is not None and living.continues and living.has_joined
 
     def last_output(self, rank: int | None) -> list[bytes]:
         """Return a failed worker's last output, the traceback at the end; empty without a rank."""

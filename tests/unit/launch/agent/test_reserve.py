@@ -48,6 +48,13 @@ def test_a_replacement_that_ends_soon_makes_the_next_wait_longer_each_time() -> 
 
 def test_a_long_life_ends_the_waiting() -> None:
     reserve = Reserve()
-    assert reserve.note_lifetime(0, SOON_NS - 1) == S
-    assert reserve.note_lifetime(2 * S, SOON_NS) == 0
+    assert reserve.note_lost(0, SOON_NS - 1, took_part=False) == S
+    assert reserve.note_lost(2 * S, SOON_NS, took_part=False) == 0
     assert reserve.want(2 * S, 1) == [StartReserve()]
+
+
+def test_workers_that_took_part_are_replaced_at_once_however_soon_they_are_lost() -> None:
+    reserve = Reserve()
+    for now_ns in range(5):
+        assert reserve.note_lost(now_ns, 1, took_part=True) == 0
+    assert reserve.want(5, 1) == [StartReserve()]
