@@ -182,7 +182,7 @@ class Member:
         self._consider()
 
     def update_node(self, node: Node) -> None:
-        """Ask for a place again, with another description of this node. Without effect if it asks for none, or leaves."""
+        """Ask for a place again, with another description of this node; without effect if it asks for none."""
         if self._phase == _MemberPhase.JOINING and not isinstance(self._unanswered, LeaveNotice):
             self._node, self._is_left_working = node, node.has_workers
             if self._requested:

@@ -550,7 +550,14 @@ class AgentShell(GroupListener):
         self._wish, self._is_joining = "", False
         self._loop.set_timer(self._send_world_left, None, self._send_world_left)
         self._round, self._alive, self._group_end = round, True, None
-        policy = Policy(spec.grace_ns, spec.patience_ns, again, spec.stop_signal, spec.farewell_ns)
+        policy = Policy(
+            spec.grace_ns,
+            spec.patience_ns,
+            again,
+            spec.stop_signal,
+            spec.farewell_ns,
+            self._config.start_timeout_ns,
+        )
         plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
         self._plan_now = plan
         self._group = WorkerGroupShell(

@@ -20,9 +20,10 @@ class LivingWorker:
     """One process, whatever its rank.
 
     `since_ns`: when it started. `placed_ns`: when it got its present place. `continues`: it has said so.
-    `has_joined`: it has been in the world of a round. `world`: the number of the first round to which its world can
-    belong: later than each that it has left. `places`: the rounds that it has been in, with its rank in each: a message
-    may still name an earlier one. `channel`: None if workers of this job never continue.
+    `has_joined`: it has been in the world of a round. `has_completed`: it knows that all ranks have finished. `world`:
+    the number of the first round to which its world can belong: later than each that it has left. `places`: the rounds
+    that it has been in, with its rank in each: a message may still name an earlier one. `channel`: None if workers of
+    this job never continue.
     """
 
     process: GroupLeader
@@ -34,6 +35,7 @@ class LivingWorker:
     world: int = 0
     continues: bool = False
     has_joined: bool = False
+    has_completed: bool = False
     places: dict[int, int] = field(default_factory=dict)  # rank by round
 
     def tell(self, message: FromAgent) -> None:

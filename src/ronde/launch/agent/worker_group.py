@@ -78,6 +78,7 @@ __all__ = [
     "Started",
     "StopGroup",
     "Vacated",
+    "WorkerAwaits",
     "WorkerCompleted",
     "WorkerContinues",
     "WorkerGroup",
@@ -185,6 +186,13 @@ class WorkerContinues:
 
 
 @dataclass(frozen=True)
+class WorkerAwaits:
+    """The worker has left the world of the group's round, and waits for a later one."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class WorkerCompleted:
     """The worker knows that all ranks have finished, and is about to end."""
 
@@ -242,6 +250,7 @@ Event = (
     | NotStarted
     | WorkerRaised
     | WorkerContinues
+    | WorkerAwaits
     | WorkerCompleted
     | WorkerJoins
     | WorkerJoined
@@ -296,7 +305,7 @@ class GroupSettled:
 Effect = SignalWorkers | SetGroupTimer | GroupSettled | GroupEnd
 
 
-GRACE_NS, PATIENCE_NS, FAREWELL_NS = 3 * 10**9, 5 * 10**9, 30 * 10**9
+GRACE_NS, PATIENCE_NS, FAREWELL_NS, STRAGGLER_NS = 3 * 10**9, 5 * 10**9, 30 * 10**9, 300 * 10**9
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
 TYPED = (SIGINT, SIGQUIT)  # Ctrl-C and Ctrl-\, by a user who waits at a terminal
 HASTY = (*TYPED, SIGPIPE)  # workers get no time to save their state
@@ -310,6 +319,7 @@ class Policy:
 
     `starts_again`: the workers start again, so the agent does not wait for their output. `stop_signum`: the signal that
     asks them to end. `farewell_ns`: how long workers may take to end after a signal from outside that was not typed.
+    `straggler_ns`: how long a worker may stay in a world that another one has left.
     """
 
     grace_ns: int = GRACE_NS
@@ -317,6 +327,7 @@ class Policy:
     starts_again: bool = False
     stop_signum: int = SIGTERM
     farewell_ns: int = FAREWELL_NS
+    straggler_ns: int = STRAGGLER_NS
 
 
 class GroupPhase(IntEnum):
@@ -354,6 +365,7 @@ class WorkerGroup:
         self._has_settled = False
         self._has_waited = False  # for a better cause than a failure that blames a peer
         self._has_completed = False  # all ranks have finished
+        self._straggler_end_ns = 0  # when workers must have left the world that another one has left
         self.workers: dict[int, Worker] = {}
 
     @property
@@ -406,6 +418,7 @@ class WorkerGroup:
                 effects = self._raised(now_ns, event)
             case (
                 WorkerContinues()
+                | WorkerAwaits()
                 | WorkerCompleted()
                 | WorkerJoins()
                 | WorkerJoined()
@@ -475,6 +488,7 @@ class WorkerGroup:
         self,
         now_ns: int,
         event: WorkerContinues
+        | WorkerAwaits
         | WorkerCompleted
         | WorkerJoins
         | WorkerJoined
@@ -489,6 +503,8 @@ class WorkerGroup:
             worker.has_said = True
             self._has_completed = self._has_completed or isinstance(event, WorkerCompleted)
             return self._check_joins(now_ns)
+        if isinstance(event, WorkerAwaits):
+            return self._awaits(now_ns, worker)
         if isinstance(event, WorkerReplaced):
             return self._replaced(now_ns, worker, event.program)
         if isinstance(event, WorkerLeft):
@@ -500,6 +516,26 @@ class WorkerGroup:
         if isinstance(event, WorkerJoins):
             worker.epochs = max(worker.epochs, event.epoch + 1)
         return self._check_joins(now_ns)
+
+    def _awaits(self, now_ns: int, worker: Worker) -> list[Effect]:
+        worker.awaits = True
+        if self._straggler_end_ns or self._phase != GroupPhase.RUNNING:
+            return []
+        self._straggler_end_ns = now_ns + self._policy.straggler_ns
+        return [SetGroupTimer(self._straggler_end_ns)]
+
+    def _kill_stragglers(self, now_ns: int) -> list[Effect]:
+        """Kill the workers that stay in the world that others have left: these wait for them. That is their failure."""
+        if now_ns < self._straggler_end_ns:
+            return [SetGroupTimer(self._straggler_end_ns)]
+        running = [worker for worker in self.workers.values() if worker.returncode is None]
+        late = tuple(sorted(worker.rank for worker in running if not worker.awaits))
+        if not self._straggler_end_ns or not late:
+            return []
+        self._straggler_end_ns = 0
+        left = name_ranks(worker.rank for worker in running if worker.awaits)
+        waited = f"{self._policy.straggler_ns / 1e9:g} s"
+        return [SignalWorkers(late, SIGKILL, f"still in the world that {left} left {waited} ago")]
 
     def _check_joins(self, now_ns: int) -> list[Effect]:
         """Fail a worker that has ended with exit code 0, and for which others wait in `ronde.init`."""
@@ -527,7 +563,7 @@ class WorkerGroup:
 
     def _note_missed(self, worker: Worker, by: int) -> bool:
         """Note that a rank of another node waits for this worker. Return whether the worker has failed by that."""
-        if self.absent is None or not worker.has_succeeded:
+        if self.absent is None or not worker.has_succeeded or self._has_completed:
             return False
         worker.missed_by = (by,)
         return True
@@ -624,7 +660,7 @@ class WorkerGroup:
 
     def _timer(self, now_ns: int) -> list[Effect]:
         if self._phase == GroupPhase.RUNNING:
-            return []
+            return self._kill_stragglers(now_ns)
         if now_ns < self._deadline_ns:
             return [SetGroupTimer(self._deadline_ns)]
         if self._phase == GroupPhase.GRACE and self._failed and self._failed.blames_peer and self.survivors:

@@ -36,6 +36,7 @@ from ronde.launch.agent.worker_group import (
     Started,
     StopGroup,
     Vacated,
+    WorkerAwaits,
     WorkerCompleted,
     WorkerContinues,
     WorkerGroup,
@@ -144,6 +145,8 @@ class WorkerGroupShell:
     def place_worker(self, rank: int, worker: LivingWorker, reason: str, lost: tuple[str, ...]) -> None:
         """Take over a worker of an earlier run, or one without a place, and tell it the place in this round."""
         worker.placed_ns = time.monotonic_ns()
+        if not worker.places:
+            worker.world = self._number
         plan = self._plan.workers[rank - self._plan.workers[0].rank]
         worker.give_place(plan, self._number, reason, lost)
         self._take_over(rank, worker, worker.since_ns)
@@ -155,6 +158,8 @@ class WorkerGroupShell:
         if worker.channel is not None:
             self._loop.watch(worker.channel.fileno(), Order.RAISED, partial(self._read_channel, rank))
         self._step_group(Started(rank, worker.process.pid, since_ns, worker.continues))
+        if worker.has_completed:
+            self._step_group(WorkerCompleted(rank))
 
     def release_survivors(self) -> list[LivingWorker]:
         """Let go of the workers that continue, in the order of their ranks, for the next run."""
@@ -201,9 +206,12 @@ class WorkerGroupShell:
                     worker.continues = True
                     self._step_group(WorkerContinues(rank))
                 case Completed():
+                    worker.has_completed = True
                     self._step_group(WorkerCompleted(rank))
                 case Awaits(after):
                     worker.has_joined = worker.has_joined or after >= 0
+                    if after >= self._number:
+                        self._step_group(WorkerAwaits(rank))
                     worker.world = self._number if after < self._number else after + 1
                     self._listener.note_world_left()
         if worker.channel is not None and worker.channel.has_ended:

@@ -26,6 +26,7 @@ from ronde.launch.agent.worker_group import (
     Started,
     StopGroup,
     Vacated,
+    WorkerAwaits,
     WorkerCompleted,
     WorkerContinues,
     WorkerGroup,
@@ -671,3 +672,32 @@ def test_a_worker_that_comes_when_all_have_finished_is_ended() -> None:
     assert story.at(2, Exited(1, 0)) == []
     assert story.at(3, WorkerJoins(2, 0)) == ["signal 9 to rank 2"]
     assert story.at(3.1, Exited(2, -SIGKILL)) == ["finish 0"]
+
+
+def test_a_worker_that_stays_in_a_world_that_others_have_left_fails() -> None:
+    story = Story(3, Policy(straggler_ns=60 * 10**9))
+    for rank in range(3):
+        story.at(0.5, WorkerContinues(rank))
+    assert story.at(1, WorkerAwaits(0)) == ["timer at 61"]
+    assert story.at(2, WorkerAwaits(2)) == []
+    assert story.at(30, GroupTimer()) == ["timer at 61"]
+    assert story.at(61, GroupTimer()) == ["signal 9 to rank 1"]
+    assert story.reason == "still in the world that ranks 0, 2 left 60 s ago"
+    story.at(61.1, Exited(1, -9))
+    assert story.group.cause == 1, "its end counts as a failure"
+
+
+def test_workers_that_have_all_left_are_no_stragglers() -> None:
+    story = Story(2, Policy(straggler_ns=60 * 10**9))
+    for rank in range(2):
+        story.at(0.5, WorkerContinues(rank))
+        story.at(1, WorkerAwaits(rank))
+    assert story.at(61, GroupTimer()) == []
+
+
+def test_nobody_misses_a_worker_after_the_end_of_the_training() -> None:
+    story = Story(1)
+    story.at(0.5, WorkerContinues(0))
+    story.at(1, WorkerCompleted(0))
+    assert story.at(2, Exited(0, 0)) == ["finish 0"]
+    assert story.at(3, WorkerMissed(0, 5)) == []
