@@ -32,6 +32,7 @@ __all__ = [
     "LaunchPlan",
     "WorkerPlan",
     "WorkerRanks",
+    "assign_places",
     "assignments",
     "own_gpus",
     "plan_reserve",
@@ -103,6 +104,21 @@ UNPLACED = OURS - {JOB_KEY, JOB_KEY_FD} | {"MASTER_ADDR", "MASTER_PORT"}
 HIDDEN = "<hidden>"
 LOCAL_RANK_MACRO = "${local_rank}"
 INDEX_MACRO = "${ronde_worker_index}"
+
+
+def assign_places(homes: Sequence[int], size: int) -> list[int]:
+    """Return the place among the `size` workers of a node for each worker that continues.
+
+    `homes`: their first places. A worker returns to its first place where that exists and is free, because it may use
+    the GPU of that number; so a new worker finds the one of the lost worker. Others get the lowest places of the rest.
+    """
+    places: dict[int, int] = {}  # number of the worker by place
+    for worker, home in enumerate(homes):
+        if home < size:
+            places.setdefault(home, worker)
+    settled = {worker: place for place, worker in places.items()}
+    free = iter(place for place in range(size) if place not in places)
+    return [settled[worker] if worker in settled else next(free) for worker in range(len(homes))]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from ronde.comm.topology import compute_topology
 from ronde.errors import UsageError
 from ronde.launch.config import WorkerSpec
-from ronde.launch.launch_plan import INDEX_MACRO, OURS, LaunchPlan, WorkerRanks, plan_workers, ranks_of
+from ronde.launch.launch_plan import (
+    INDEX_MACRO,
+    OURS,
+    LaunchPlan,
+    WorkerRanks,
+    assign_places,
+    plan_workers,
+    ranks_of,
+)
 from ronde.rendezvous.membership import Node, Round
 from ronde.settings import JobKey
 
@@ -331,3 +339,20 @@ def test_a_given_master_goes_before_the_agreed_one() -> None:
 def test_the_local_rank_in_arguments() -> None:
     made = plan(2, argv=("/bin/echo", "--out=${local_rank}.txt", "$local_rank"))
     assert made.workers[1].argv == ("/bin/echo", "--out=1.txt", "$local_rank")
+
+
+@pytest.mark.parametrize(
+    ("homes", "size", "places"),
+    [
+        ([0, 1, 2], 3, [0, 1, 2]),
+        ([0, 2, 3], 3, [0, 2, 1]),  # without the worker at 1: the last one goes into the gap
+        ([0, 2, 3], 4, [0, 2, 3]),  # and back, when a new worker takes the place of the lost one
+        ([3], 1, [0]),
+        ([1, 1, 0], 3, [1, 2, 0]),  # a replacement has the home of a worker that has come back
+        ([], 2, []),
+    ],
+)
+def test_workers_that_continue_keep_their_first_places(
+    homes: list[int], size: int, places: list[int]
+) -> None:
+    assert assign_places(homes, size) == places

@@ -59,7 +59,7 @@ from ronde.launch.agent.starter import Starter
 from ronde.launch.agent.worker_group import HASTY, Absent, GroupEnd, Policy, describe_interrupt
 from ronde.launch.agent.worker_group_shell import GroupListener, WorkerGroupShell
 from ronde.launch.config import LaunchConfig
-from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, WorkerPlan, plan_workers
+from ronde.launch.launch_plan import JOB_KEY, LaunchPlan, WorkerPlan, assign_places, plan_workers
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import Screen, claim_standard_streams
 from ronde.net.host import host_name
@@ -600,11 +600,13 @@ class AgentShell(GroupListener):
         survivors: list[LivingWorker],
         start: StartWorkers,
     ) -> deque[WorkerPlan]:
-        """Give the first places to workers that continue, the next to those of the reserve; return those left."""
+        """Give places to workers that continue, then to those of the reserve; return the places that are left."""
         reason, promoted = start.cause or "the job begins", 0
         size = len(places)
-        for worker in survivors:
-            group.place_worker(places.popleft().rank, worker, reason, start.lost)
+        chosen = assign_places([worker.home for worker in survivors], size)
+        for worker, place in zip(survivors, chosen):
+            group.place_worker(places[place].rank, worker, reason, start.lost)
+        places = deque(each for number, each in enumerate(places) if number not in chosen)
         while places and (spare := self._reserve.take_ready()):
             group.place_worker(places.popleft().rank, spare, reason, start.lost)
             promoted += 1

@@ -23,7 +23,7 @@ class LivingWorker:
     `has_joined`: it has been in the world of a round. `has_completed`: it knows that all ranks have finished. `world`:
     the number of the first round to which its world can belong: later than each that it has left. `places`: the rounds
     that it has been in, with its rank in each: a message may still name an earlier one. `channel`: None if workers of
-    this job never continue.
+    this job never continue. `home`: its first place among the workers of the node, whose GPU it may use.
     """
 
     process: GroupLeader
@@ -37,6 +37,7 @@ class LivingWorker:
     has_joined: bool = False
     has_completed: bool = False
     places: dict[int, int] = field(default_factory=dict)  # rank by round
+    home: int = 0
 
     def tell(self, message: FromAgent) -> None:
         """Send a message, if the worker can get one. A worker that reads nothing is not waited for."""

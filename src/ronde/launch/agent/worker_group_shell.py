@@ -153,6 +153,8 @@ class WorkerGroupShell:
 
     def _take_over(self, rank: int, worker: LivingWorker, since_ns: int | None) -> None:
         self._living[rank] = worker
+        if not worker.places:
+            worker.home = rank - self._plan.workers[0].rank
         worker.places[self._number] = rank
         self._loop.watch(worker.process.pidfd, Order.EXITS, partial(self._worker_exited, rank))
         if worker.channel is not None:
