@@ -147,11 +147,19 @@ class GradientBoosting(DistributedEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def _fit(self, data: TrainingData, loss: BoostingLoss, others: Mapping[str, Any]) -> Self:
-        """Grow the trees. `others`: fitted attributes that are known before."""
+    def _fit(
+        self,
+        data: TrainingData,
+        loss: BoostingLoss,
+        categories: dict[str, Array],
+        others: Mapping[str, Any],
+    ) -> Self:
+        """Grow the trees. `categories`: of data frames; `others`: fitted attributes that are known before."""
         data.require_weight()
-        is_warm = self.warm_start and hasattr(self, "trees_")
-        rules = self._rules(data, loss)
+        is_warm = self._is_warm
+        rules = self._rules(data, loss, categories)
+        if categories:
+            others = {**others, "categories_": categories}
         state = self._start(loss, data) if is_warm else first_state()
         max_iter = self.max_iter - (self.n_iter_ if is_warm else 0)
         if max_iter < 0:
@@ -172,6 +180,7 @@ class GradientBoosting(DistributedEstimator):
                 rows_per_block=data.rows_per_block,
                 checkpoint_every=None if is_here(place) else STEPS_OF_CHECKPOINT,
             ).state
+            self.__dict__.pop("categories_", None)
             for name, value in self._attributes(result, others).items():
                 setattr(self, name, value)
             first = len(records)
@@ -183,6 +192,10 @@ class GradientBoosting(DistributedEstimator):
         self._end_fit(progress, records)
         return self
 
+    @property
+    def _is_warm(self) -> bool:
+        return bool(self.warm_start) and hasattr(self, "trees_")
+
     def _place(self, data: TrainingData) -> Any:
         """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
         place = place_of(self.on, data.size)
@@ -191,7 +204,9 @@ class GradientBoosting(DistributedEstimator):
     def _do_early_stopping(self, num_rows: int) -> bool:
         return num_rows > ROWS_OF_EARLY_STOPPING if self.early_stopping == "auto" else self.early_stopping
 
-    def _rules(self, data: TrainingData, loss: BoostingLoss) -> BoostingRules:
+    def _rules(
+        self, data: TrainingData, loss: BoostingLoss, categories: Mapping[str, Array]
+    ) -> BoostingRules:
         stops = self._do_early_stopping(data.num_rows)
         tree = TreeRules(
             max_leaves=self.max_leaf_nodes,
@@ -206,7 +221,7 @@ class GradientBoosting(DistributedEstimator):
         )
         if tree.monotone is not None and loss.score_count > 1:
             raise ValueError("monotonic constraints are not supported for multiclass classification.")
-        is_categorical = self._is_categorical(data.num_features)
+        is_categorical = self._is_categorical(data.num_features, categories)
         if isinstance(data.rows, Mapping):
             check_categories(data.rows["X"], self.max_bins, is_categorical)
         if tree.monotone is not None and (is_categorical & (tree.monotone != 0)).any():
@@ -248,21 +263,23 @@ class GradientBoosting(DistributedEstimator):
             signs[:] = given
         return signs if signs.any() else None
 
-    def _encoded(self, X: Any) -> Any:
-        """Return a data frame with numbers in place of categories, and set `categories_`; anything else as it is."""
-        self.__dict__.pop("categories_", None)
-        if self.categorical_features is None:
-            return X
-        named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
-        if categories := categories_of(X, named):
-            self.categories_ = categories
-            return with_numbers(X, categories)
-        return X
+    def _encoded(self, X: Any) -> tuple[Any, dict[str, Array]]:
+        """Return a data frame with numbers in place of categories, and these; anything else as it is, and none.
 
-    def _is_categorical(self, columns: int) -> Array:
+        A warm start has the categories of the earlier fit; others count as missing values.
+        """
+        if self._is_warm:
+            categories = getattr(self, "categories_", {})
+        elif self.categorical_features is None:
+            categories = {}
+        else:
+            named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
+            categories = categories_of(X, named)
+        return with_numbers(X, categories), categories
+
+    def _is_categorical(self, columns: int, categories: Mapping[str, Array]) -> Array:
         chosen = np.zeros(columns, np.uint8)
-        if hasattr(self, "categories_"):
-            chosen[self._numbers_of(list(self.categories_), "categorical_features")] = 1
+        chosen[self._numbers_of(list(categories), "categorical_features")] = 1
         if self.categorical_features is None or isinstance(self.categorical_features, str):
             return chosen
         given = np.asarray(self.categorical_features)
@@ -488,12 +505,13 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         if self.loss == "quantile" and self.quantile is None:
             raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
         loss = regression_loss(self.loss, self.quantile)
-        data = training_data(
-            self, self._encoded(X), y, sample_weight, ensure_all_finite=False, y_numeric=True
-        ).mapped(float_targets)
+        encoded, categories = self._encoded(X)
+        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True).mapped(
+            float_targets
+        )
         if isinstance(data.rows, Mapping) and (problem := loss.targets_problem(data.rows["y"], self.loss)):
             raise ValueError(problem)
-        return self._fit(data, loss, {})
+        return self._fit(data, loss, categories, {})
 
     def predict(self, X: Any) -> Array:
         """Return the predicted numbers, float64 of shape (rows,).
@@ -626,11 +644,10 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
             ValueError: The arguments do not fit together, or y has only one class.
             RemoteError: A task failed.
         """
-        data = training_data(
-            self, self._encoded(X), y, sample_weight, ensure_all_finite=False, are_classes=True
-        )
+        encoded, categories = self._encoded(X)
+        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, are_classes=True)
         data, classes = with_class_numbers(data, self.class_weight)
-        return self._fit(data, loss_of_classes(len(classes)), {"classes_": classes})
+        return self._fit(data, loss_of_classes(len(classes)), categories, {"classes_": classes})
 
     def decision_function(self, X: Any) -> Array:
         """Return the scores: shape (rows,) for two classes, where a positive one stands for the second class; else

@@ -126,6 +126,25 @@ def test_categories_of_data_frames_are_texts(tmp_path: Path) -> None:
     assert len(np.unique(by_name.predict(frame.assign(color="unknown", size=0.0)))) == 1
 
 
+def test_a_second_fit_keeps_the_categories_of_the_first() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    names = np.array(["red", "green", "white"])[rng.integers(0, 3, size=400)]
+    frame = pandas.DataFrame({"color": names, "size": X[:, 0]}).astype({"color": "category"})
+    y = (names == "red") + 0.0
+    model = GradientBoostingRegressor(max_iter=5, warm_start=True).fit(frame, y)
+    before = model.predict(frame)
+    more = frame.assign(color=pandas.Categorical(np.where(names == "red", "blue", names)))
+    with pytest.raises(ValueError, match="must be larger than or equal"):
+        model.set_params(max_iter=1).fit(more, y)
+    assert np.array_equal(model.predict(frame), before)
+    model.set_params(max_iter=6).fit(more, y)
+    assert model.categories_["color"].tolist() == ["green", "red", "white"]
+    assert np.abs(model.predict(frame) - before).max() < 0.1
+    with pytest.raises(ValueError, match="NaN"):
+        model.set_params(warm_start=False).fit(more, np.full(400, np.nan))
+    assert model.categories_["color"].tolist() == ["green", "red", "white"]
+
+
 def test_infinite_values_have_bins() -> None:
     data = np.array([[-np.inf], [0.0], [1.0], [np.inf]]).repeat(50, axis=0)
     y = np.repeat([0.0, 1.0, 1.0, 0.0], 50)
