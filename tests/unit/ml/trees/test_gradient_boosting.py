@@ -95,6 +95,13 @@ def test_the_leaves_of_absolute_errors_are_medians() -> None:
         assert value == pytest.approx(np.median(Y[predicted == value]))
 
 
+@pytest.mark.parametrize("factor", [1e-40, 1e-24, 1e20, 1e60])
+def test_the_scale_of_the_targets_does_not_matter(factor: float) -> None:
+    plain = GradientBoostingRegressor(max_iter=5, tol=0).fit(X, Y)
+    scaled = GradientBoostingRegressor(max_iter=5, tol=0).fit(X, Y * factor)
+    np.testing.assert_allclose(scaled.predict(X) / factor, plain.predict(X), rtol=1e-6)
+
+
 def test_missing_values_go_to_the_better_side() -> None:
     data = X.copy()
     data[::3, 0] = np.nan
