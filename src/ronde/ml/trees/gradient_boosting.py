@@ -24,7 +24,7 @@ from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory, traini
 from ronde.ml.trees.bins import Bins, BinsForm, check_categories
 from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
 from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
-from ronde.ml.trees.growing import TreeRules
+from ronde.ml.trees.growing import TreeRules, check_row_count
 from ronde.ml.trees.losses import (
     LOGISTIC,
     REGRESSION_LOSSES,
@@ -156,6 +156,7 @@ class GradientBoosting(DistributedEstimator):
     ) -> Self:
         """Grow the trees. `categories`: of data frames; `others`: fitted attributes that are known before."""
         data.require_weight()
+        check_row_count(data.num_rows)
         is_warm = self._is_warm
         rules = self._rules(data, loss, categories)
         if categories:
