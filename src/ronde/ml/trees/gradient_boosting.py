@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -507,11 +508,9 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
             raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
         loss = regression_loss(self.loss, self.quantile)
         encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True).mapped(
-            float_targets
-        )
-        if isinstance(data.rows, Mapping) and (problem := loss.targets_problem(data.rows["y"], self.loss)):
-            raise ValueError(problem)
+        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True)
+        are_all = isinstance(data.rows, Mapping)
+        data = data.mapped(partial(checked_targets, loss=loss, name=self.loss, are_all=are_all))
         return self._fit(data, loss, categories, {})
 
     def predict(self, X: Any) -> Array:
@@ -738,6 +737,17 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
     @property
     def _loss(self) -> BoostingLoss:
         return loss_of_classes(len(self.classes_))
+
+
+def checked_targets(parts: dict[str, Any], loss: BoostingLoss, name: str, are_all: bool) -> dict[str, Any]:
+    """Return parts of the data with float64 targets. Raises ValueError unless these suit the loss of that name.
+
+    `are_all`: whether the parts contain all rows of the fit.
+    """
+    checked = float_targets(parts)
+    if problem := loss.targets_problem(checked["y"], name, are_all):
+        raise ValueError(problem)
+    return checked
 
 
 def is_here(place: Any) -> bool:

@@ -221,6 +221,22 @@ def test_rows_in_files(tmp_path: Path) -> None:
     assert trees_of(model) == trees_of(GradientBoostingClassifier(max_iter=3).fit(X, CLASSES))
 
 
+@pytest.mark.parametrize(
+    ("loss", "least", "message"), [("gamma", 0.0, "strictly positive y"), ("poisson", -1.0, "non-negative y")]
+)
+def test_targets_in_files_suit_the_loss(tmp_path: Path, loss: str, least: float, message: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed here")
+    from pyarrow import parquet
+
+    y = np.where(np.arange(400) < 300, 0.0, 2.0)
+    for name, targets in {"good": y + (loss == "gamma"), "bad": np.append(y[1:], least)}.items():
+        parquet.write_table(pyarrow.table({"x": X[:, 0], "y": targets}), tmp_path / name)
+    model = GradientBoostingRegressor(loss, max_iter=2, on="threads:2")
+    model.fit(tmp_path / "good", "y")
+    with pytest.raises(Exception, match=message):
+        model.fit(tmp_path / "bad", "y")
+
+
 @pytest.mark.parametrize(("name", "value"), [("left", 0), ("column", 99), ("bin", -5)])
 def test_a_file_with_other_nodes_than_trees_is_not_followed(tmp_path: Path, name: str, value: int) -> None:
     model = GradientBoostingRegressor(max_iter=1).fit(X, Y)
