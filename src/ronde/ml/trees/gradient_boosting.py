@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ronde.comqueue import iterate
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm
+from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm
 from ronde.ml.history import Progress
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
 from ronde.ml.tasks import place_of
@@ -59,6 +59,7 @@ class GradientBoosting(DistributedEstimator):
         trees_: The nodes of all trees, a dict of arrays.
         bins_: The bins of all columns, a dict of arrays.
         baseline_: The scores before the first tree.
+        seed_: Of random numbers; of warm starts that of the first fit.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
@@ -90,6 +91,7 @@ class GradientBoosting(DistributedEstimator):
         "bins_": BinsForm(),
         "trees_": TreesForm(),
         "categories_": CategoriesForm(),
+        "seed_": NumberForm(),
         "baseline_": ArrayForm(("scores",), ("float64",), is_needed=True),
         "train_score_": ArrayForm(("steps",), ("float64",)),
         "validation_score_": ArrayForm(("steps",), ("float64",)),
@@ -160,8 +162,9 @@ class GradientBoosting(DistributedEstimator):
         check_row_count(data.num_rows)
         is_warm = self._is_warm
         rules = self._rules(data, loss, categories)
+        others = {**others, "seed_": rules.seed}
         if categories:
-            others = {**others, "categories_": categories}
+            others["categories_"] = categories
         state = self._start(loss, data) if is_warm else first_state()
         max_iter = self.max_iter - (self.n_iter_ if is_warm else 0)
         if max_iter < 0:
@@ -243,6 +246,8 @@ class GradientBoosting(DistributedEstimator):
 
     def _seed(self) -> int:
         """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""
+        if self._is_warm and hasattr(self, "seed_"):
+            return int(self.seed_)
         if self.random_state is None:
             return 0
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))

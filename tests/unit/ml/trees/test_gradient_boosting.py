@@ -181,6 +181,17 @@ def test_a_warm_start_continues() -> None:
         model.set_params(max_iter=2).fit(X, CLASSES)
 
 
+def test_a_warm_start_holds_out_the_same_rows() -> None:
+    def random() -> np.random.RandomState:
+        return np.random.RandomState(7)
+
+    rules: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 20}
+    whole = GradientBoostingRegressor(max_iter=8, random_state=random(), **rules).fit(X, Y)
+    model = GradientBoostingRegressor(max_iter=3, random_state=random(), warm_start=True, **rules).fit(X, Y)
+    model.set_params(max_iter=8).fit(X, Y)
+    assert trees_of(model) == trees_of(whole)
+
+
 def test_a_weight_counts_as_that_many_rows() -> None:
     weights = rng.integers(0, 4, size=400)
     rules: dict[str, Any] = {
