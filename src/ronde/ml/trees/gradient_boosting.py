@@ -89,10 +89,10 @@ class GradientBoosting(DistributedEstimator):
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
         **DistributedEstimator._fitted_forms,
         "bins_": BinsForm(),
-        "trees_": TreesForm(),
+        "baseline_": ArrayForm(("planes",), ("float64",), is_needed=True),
+        "trees_": TreesForm("planes"),
         "categories_": CategoriesForm(),
         "seed_": NumberForm(),
-        "baseline_": ArrayForm(("scores",), ("float64",), is_needed=True),
         "train_score_": ArrayForm(("steps",), ("float64",)),
         "validation_score_": ArrayForm(("steps",), ("float64",)),
     }
@@ -583,8 +583,8 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         "class_weight": [dict, StrOptions({"balanced"}), None],
     }
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        "classes_": ClassesForm(),  # before the scores, which are compared with them
         **GradientBoosting._fitted_forms,
-        "classes_": ClassesForm(),
     }
 
     classes_: Array

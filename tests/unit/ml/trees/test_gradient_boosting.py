@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss
 
 from ronde.comqueue import read
 from ronde.errors import UsageError
-from ronde.ml import GradientBoostingClassifier, GradientBoostingRegressor, load
+from ronde.ml import GradientBoostingClassifier, GradientBoostingRegressor, load, saving
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(400, 5))
@@ -248,13 +248,30 @@ def test_targets_in_files_suit_the_loss(tmp_path: Path, loss: str, least: float,
         model.fit(tmp_path / "bad", "y")
 
 
-@pytest.mark.parametrize(("name", "value"), [("left", 0), ("column", 99), ("bin", -5)])
-def test_a_file_with_other_nodes_than_trees_is_not_followed(tmp_path: Path, name: str, value: int) -> None:
+def written_unchecked(model: Any, path: Path) -> None:
+    """Write the file of a damaged model: saving checks it as loading does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "find_wrong_attribute", lambda forms, attributes: None)
+        model.save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("left", 0), ("left", (1 << 31) - 1), ("column", 99), ("bin", -5), ("scores", 1)]
+)
+def test_a_file_with_other_nodes_than_trees_is_not_loaded(tmp_path: Path, name: str, value: int) -> None:
     model = GradientBoostingRegressor(max_iter=1).fit(X, Y)
     model.trees_[name][0] = value
-    model.save(tmp_path / "model")
+    written_unchecked(model, tmp_path / "model")
     with pytest.raises(UsageError, match="they are not trees"):
-        load(tmp_path / "model").predict(X)
+        load(tmp_path / "model")
+
+
+def test_a_file_with_other_scores_than_classes_is_not_loaded(tmp_path: Path) -> None:
+    model = GradientBoostingClassifier(max_iter=1).fit(X, CLASSES)
+    model.classes_ = np.arange(4)
+    written_unchecked(model, tmp_path / "model")
+    with pytest.raises(UsageError, match=r"baseline_ has the shape \(3,\)"):
+        load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["roots", "categories", "value"])
