@@ -257,6 +257,9 @@ class GradientBoosting(DistributedEstimator):
             return None
         signs = np.zeros(columns, np.int8)
         if isinstance(self.monotonic_cst, Mapping):
+            for name, sign in self.monotonic_cst.items():
+                if sign not in (-1, 0, 1):
+                    raise ValueError(f"monotonic_cst[{name!r}] must be either -1, 0 or 1. Got {sign!r}.")
             names = self._numbers_of(list(self.monotonic_cst), "monotonic_cst")
             signs[names] = list(self.monotonic_cst.values())
         else:

@@ -133,6 +133,17 @@ def test_categories_of_data_frames_are_texts(tmp_path: Path) -> None:
     assert len(np.unique(by_name.predict(frame.assign(color="unknown", size=0.0)))) == 1
 
 
+def test_categories_may_be_texts_and_numbers() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    names = np.array([7, "red", 2.5], dtype=object)[rng.integers(0, 3, size=400)]
+    y = (names == "red") + 0.0
+    frame = pandas.DataFrame({"kind": names})
+    model = GradientBoostingRegressor(max_iter=30, categorical_features=["kind"]).fit(frame, y)
+    assert np.abs(model.predict(frame) - y).max() < 0.1
+    with pytest.raises(ValueError, match="'kind' have the same text"):
+        model.fit(frame.replace({2.5: "7"}), y)
+
+
 def test_a_second_fit_keeps_the_categories_of_the_first() -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
     names = np.array(["red", "green", "white"])[rng.integers(0, 3, size=400)]
@@ -289,6 +300,7 @@ def test_a_file_with_arrays_that_do_not_match_is_not_written(tmp_path: Path, nam
         ({"loss": "poisson"}, "requires non-negative y"),
         ({"loss": "quantile"}, "quantile must be a number"),
         ({"monotonic_cst": [1]}, "has shape"),
+        ({"monotonic_cst": {1: 7}}, r"monotonic_cst\[1\] must be either -1, 0 or 1. Got 7"),
         ({"monotonic_cst": [2, 0, 0, 0, 0]}, "array-like of -1, 0 or 1"),
         ({"categorical_features": [7]}, "has 7: expected a number below 5"),
         ({"categorical_features": [True]}, "boolean mask must have shape"),
