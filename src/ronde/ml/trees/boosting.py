@@ -161,7 +161,7 @@ class BoostingStep:
             add_predictions(trees, rows.bins, rows.binned, scores, rows.threads)
         if state.losses:
             state.losses.pop()  # `_derive` computes the last ones again
-            state.held_losses.pop()
+            del state.held_losses[-1:]
         self._derive(c, task)
         return task
 
@@ -228,7 +228,8 @@ class BoostingStep:
         )
         sums = _sum_by_blocks(c, list(losses))
         c.state.losses.append(float(sums[0]) / task.total)
-        c.state.held_losses.append(float(sums[1]) / task.held_total if task.held_total else 0.0)
+        if task.is_held is not None:
+            c.state.held_losses.append(float(sums[1]) / task.held_total)
 
     def _add_tree(self, c: IterationStep, task: BoostedTask, column: int) -> None:
         rules, number = self._rules, len(c.state.trees)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -17,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ronde.comqueue import iterate
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm
+from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm, Sizes
 from ronde.ml.history import Progress
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
 from ronde.ml.tasks import place_of
@@ -50,6 +51,20 @@ Array = NDArray[Any]
 ROWS_OF_EARLY_STOPPING = 10_000  # of early_stopping="auto", as in scikit-learn
 STEPS_OF_CHECKPOINT = 10  # it contains the trees only
 READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
+
+
+@dataclass(frozen=True)
+class HeldScoresForm:
+    """The form of `validation_score_` in a file: float64, empty if no rows were held out."""
+
+    is_needed: bool = False
+
+    def problem(self, value: Any, sizes: Sizes) -> str | None:
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype != np.float64:
+            return "is not an array of float64 with one axis"
+        if len(value) > sizes.get("steps", 0):
+            return f"has {len(value)} steps: expected at most {sizes.get('steps', 0)}"
+        return None
 
 
 class GradientBoosting(DistributedEstimator):
@@ -94,7 +109,7 @@ class GradientBoosting(DistributedEstimator):
         "categories_": CategoriesForm(),
         "seed_": NumberForm(),
         "train_score_": ArrayForm(("steps",), ("float64",)),
-        "validation_score_": ArrayForm(("steps",), ("float64",)),
+        "validation_score_": HeldScoresForm(),
     }
 
     loss: str
@@ -191,9 +206,13 @@ class GradientBoosting(DistributedEstimator):
             first = len(records)
             for number, loss_of_step in enumerate(result.losses[1:]):
                 record = {"step": first + number + 1, "loss": loss_of_step}
-                if self._do_early_stopping(data.num_rows) and self.validation_fraction is not None:
+                if result.held_losses:
                     record["validation_loss"] = result.held_losses[1 + number]
                 records.append(record)
+        if any(
+            "validation_loss" in record for record in records
+        ):  # not in all, if a warm start has changed it
+            records = [{"validation_loss": np.nan, **record} for record in records]
         self._end_fit(progress, records)
         return self
 
@@ -338,7 +357,7 @@ class GradientBoosting(DistributedEstimator):
     def _attributes(self, state: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fitted attributes for a state."""
         count, continues = len(state.baseline), self._continues(state)
-        scores = {"train_score_": state.losses, "validation_score_": state.held_losses}
+        losses = {"train_score_": state.losses, "validation_score_": state.held_losses}
         return {
             **others,
             "bins_": state.bins,
@@ -346,10 +365,15 @@ class GradientBoosting(DistributedEstimator):
             "trees_": joined_trees(state.trees, count),
             "n_iter_": len(state.trees) // count,
             **{
-                name: np.concatenate([getattr(self, name)[:-1] if continues else [], -np.array(losses)])
-                for name, losses in scores.items()
+                name: self._with_earlier_scores(name, of_steps) if continues else -np.array(of_steps)
+                for name, of_steps in losses.items()
             },
         }
+
+    def _with_earlier_scores(self, name: str, losses: list[float]) -> Array:
+        """Return the scores of the earlier fit, whose last one is also the first of this fit, and those of this fit."""
+        earlier = getattr(self, name)
+        return np.concatenate([earlier[:-1], -np.array(losses)]) if losses else earlier
 
     def _continues(self, state: Any) -> bool:
         """Return whether the state has trees of an earlier fit."""
@@ -445,7 +469,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
     Attributes:
         n_iter_: The number of steps.
         train_score_: The negative loss before the first step and after each.
-        validation_score_: That of rows held out.
+        validation_score_: That of rows held out; empty if none are.
         feature_importances_: How much the splits of each column lower the loss, with the sum 1.
         history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
     """
@@ -575,7 +599,7 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         classes_: The classes, sorted.
         n_iter_: The number of steps.
         train_score_: The negative loss before the first step and after each.
-        validation_score_: That of rows held out.
+        validation_score_: That of rows held out; empty if none are.
         feature_importances_: How much the splits of each column lower the loss, with the sum 1.
         history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
     """

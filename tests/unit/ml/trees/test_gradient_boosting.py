@@ -203,6 +203,24 @@ def test_a_warm_start_holds_out_the_same_rows() -> None:
     assert trees_of(model) == trees_of(whole)
 
 
+def test_without_rows_held_out_they_have_no_loss(tmp_path: Path) -> None:
+    rules: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 50}
+    for fraction, message in [(None, "no fraction"), (1e-9, "a fraction so small that no row is held out")]:
+        model = GradientBoostingRegressor(max_iter=3, validation_fraction=fraction, **rules).fit(X, Y)
+        assert model.train_score_.shape == (4,), message
+        assert model.validation_score_.shape == (0,), message
+        assert set(model.history_[0]) == {"step", "loss"}, message
+        model.save(tmp_path / "model")
+        assert load(tmp_path / "model").validation_score_.shape == (0,), message
+    model.set_params(warm_start=True, validation_fraction=0.5, max_iter=5).fit(X, Y)
+    assert [len(model.train_score_), len(model.validation_score_)] == [6, 3]
+    model.set_params(validation_fraction=None, max_iter=6).fit(X, Y)
+    assert [len(model.train_score_), len(model.validation_score_)] == [7, 3]
+    model.save(tmp_path / "model")
+    losses = [record["validation_loss"] for record in load(tmp_path / "model").history_]
+    assert np.isnan(losses).tolist() == [True, True, True, False, False, True]
+
+
 def test_a_weight_counts_as_that_many_rows() -> None:
     weights = rng.integers(0, 4, size=400)
     rules: dict[str, Any] = {
