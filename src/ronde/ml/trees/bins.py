@@ -57,11 +57,19 @@ class Bins:
         tree_bin_rows(X, *self.arrays, binned, threads)
         return binned
 
-    def joined(self, parts: Sequence[Array]) -> Array:
-        """Return the bins of all rows, from those of parts of the rows. Empties the list."""
+    def joined(self, parts: list[Array]) -> Array:
+        """Return the bins of all rows, from those of parts of the rows.
+
+        Empties the list, one part after the other, so that memory does not contain all bins twice.
+        """
         groups, width = _groups_of(self.num_columns)
-        shaped = [part.reshape(groups, -1, width) for part in parts]
-        return np.concatenate(shaped, axis=1).reshape(-1)
+        rows = sum(map(len, parts)) // (groups * width)
+        joined = np.empty((groups, rows, width), np.uint8)
+        while parts:
+            part = parts.pop().reshape(groups, -1, width)
+            joined[:, rows - part.shape[1] : rows] = part
+            rows -= part.shape[1]
+        return joined.reshape(-1)
 
     @property
     def arrays(self) -> tuple[Array, Array, Array]:
