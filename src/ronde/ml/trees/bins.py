@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ronde._native import tree_bin_rows
 from ronde.ml.fitted_forms import Sizes
 
-__all__ = ["Bins", "BinsForm", "check_categories", "find_bins", "hashed_rows", "sample_rows"]
+__all__ = ["Bins", "BinsForm", "check_categories", "find_bins", "hashed_rows", "sample_size"]
 
 Array = NDArray[Any]
 
@@ -144,10 +144,9 @@ def chosen_rows(seed: int, rows: range, fraction: float) -> Array:
     return hashed_rows(seed, rows) < np.uint64(min(fraction, 1 - 2.0**-53) * 2.0**64)
 
 
-def sample_rows(rows: range, num_rows: int, num_columns: int, seed: int) -> Array | None:
-    """Return which rows of a task are in the sample for `find_bins`; None: all. `num_rows`: of all tasks."""
-    most = min(MOST_SAMPLED, max(LEAST_SAMPLED, MOST_SAMPLED_NUMBERS // num_columns))
-    return None if num_rows <= most else chosen_rows(seed, rows, most / num_rows)
+def sample_size(num_columns: int) -> int:
+    """Return how many rows a sample for `find_bins` has, about."""
+    return min(MOST_SAMPLED, max(LEAST_SAMPLED, MOST_SAMPLED_NUMBERS // num_columns))
 
 
 def find_bins(sample: Array, weights: Array | None, max_bins: int, is_categorical: Array) -> Bins:

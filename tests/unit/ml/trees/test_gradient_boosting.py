@@ -234,6 +234,18 @@ def test_a_weight_counts_as_that_many_rows() -> None:
     np.testing.assert_allclose(weighted.predict(X), repeated.predict(X))
 
 
+@pytest.mark.parametrize("weighted", [1, 200])  # of 200 blocks of rows
+def test_rows_with_a_weight_have_bins_however_few_they_are(weighted: int) -> None:
+    x = np.arange(400_000.0)[:, None] % 2000
+    weights = np.zeros(len(x))
+    weights[1000 : 2000 * weighted : 2000] = weights[1001 : 2000 * weighted : 2000] = 1
+    y = x[:, 0] % 2
+    model = GradientBoostingRegressor(
+        learning_rate=1.0, max_iter=1, min_samples_leaf=1, early_stopping=False, on="threads:2"
+    ).fit(x, y, weights)
+    np.testing.assert_allclose(model.predict([[1000.0], [1001.0]]), [0, 1], atol=1e-9)
+
+
 def test_staged_predictions_end_with_those_of_the_model() -> None:
     model = GradientBoostingClassifier(max_iter=4).fit(X, CLASSES)
     *_, last = model.staged_predict_proba(X)
