@@ -246,7 +246,7 @@ def leaf_sums(
 ) -> Array:
     """Return the sums of gradients and hessians of each leaf over the rows of all tasks that count, (leaves, 2).
 
-    They have an error of the largest summand divided by 2 ** 61, for each row.
+    Each summand is rounded to 61 bits of the largest one, less the bits of the number of rows: 38 with 8 million rows.
     """
     most = largest(c, gradients[:, column], hessians[:, column])
     # A power of two, so that only the last bits are lost.
