@@ -273,6 +273,21 @@ def test_rows_in_files(tmp_path: Path) -> None:
     assert trees_of(model) == trees_of(GradientBoostingClassifier(max_iter=3).fit(X, CLASSES))
 
 
+def test_missing_values_in_files(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed here")
+    from pyarrow import parquet
+
+    data, y = X[:, :2].copy(), Y.copy()
+    data[::3, 0], data[1, 1] = np.nan, np.inf
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"a": data[:, 0], "b": data[:, 1], "y": y}), file)
+    model = GradientBoostingRegressor(max_iter=3, on="threads:2").fit(file, "y")
+    assert trees_of(model) == trees_of(GradientBoostingRegressor(max_iter=3).fit(data, y))
+    parquet.write_table(pyarrow.table({"a": data[:, 0], "b": data[:, 1], "y": data[:, 0]}), file)
+    with pytest.raises(Exception, match="y contains NaN or infinity"):
+        model.fit(file, "y")
+
+
 @pytest.mark.parametrize(
     ("loss", "least", "message"), [("gamma", 0.0, "strictly positive y"), ("poisson", -1.0, "non-negative y")]
 )
