@@ -335,8 +335,7 @@ def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Array, Arra
 
 def _sum_by_blocks(c: IterationStep, by_block: Sequence[Array]) -> Array:
     """Return the sum of arrays, one for each block of this task, over all tasks."""
-    each = iter(by_block)
-    return np.asarray(c.sum_blocks(lambda block: next(each)))
+    return np.asarray(c.sum_by_block(by_block))
 
 
 def _integer_weights(c: IterationStep, rows: BinnedTask) -> Array | None:

@@ -16,6 +16,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 
 from ronde.comqueue import read
+from ronde.data.rows import NamedArrays
 from ronde.errors import UsageError
 from ronde.ml import GradientBoostingClassifier, GradientBoostingRegressor, load, saving
 
@@ -271,6 +272,29 @@ def test_rows_in_files(tmp_path: Path) -> None:
     source = read(tmp_path / "rows.parquet", columns={"X": list(columns), "y": "label"})
     model = GradientBoostingClassifier(max_iter=3, on="threads:2").fit(source)
     assert trees_of(model) == trees_of(GradientBoostingClassifier(max_iter=3).fit(X, CLASSES))
+
+
+class StreamedSource:
+    """Rows that are never in memory, and the number of times that some were read."""
+
+    num_rows, in_memory = len(X), False
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def load(self, begin: int, end: int) -> NamedArrays:
+        self.reads += 1
+        return NamedArrays({"X": X[begin:end], "y": Y[begin:end]})
+
+
+def test_steps_do_not_read_streams_again() -> None:
+    reads = []
+    for max_iter in (1, 5):
+        source = StreamedSource()
+        model = GradientBoostingRegressor(max_iter=max_iter, on="threads:1").fit(source)
+        reads.append(source.reads)
+    assert reads[0] == reads[1] > 0
+    assert trees_of(model) == trees_of(GradientBoostingRegressor(max_iter=5).fit(X, Y))
 
 
 def test_missing_values_in_files(tmp_path: Path) -> None:
