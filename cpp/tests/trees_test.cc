@@ -1,5 +1,7 @@
 // Trees: the histograms' sums against plain ones, the same tree for any number of threads and tasks, and predictions
 // that agree with the leaves in which growth has put the rows.
+#include <pthread.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -204,6 +206,32 @@ void test_predictions_are_the_values_of_the_leaves() {
   CHECK(std::abs(total - std::accumulate(data.gradients.begin(), data.gradients.end(), 0.0)) < 1e-5);
 }
 
+// No thread can start: its stack would be larger than the address space.
+void test_a_crew_without_threads_does_the_work() {
+  pthread_attr_t usual, huge;
+  CHECK(pthread_getattr_default_np(&usual) == 0 && pthread_getattr_default_np(&huge) == 0);
+  CHECK(pthread_attr_setstacksize(&huge, size_t{1} << 47) == 0 && pthread_setattr_default_np(&huge) == 0);
+  Crew crew(3);
+  CHECK(pthread_setattr_default_np(&usual) == 0);
+  CHECK(crew.size() == 1);
+  size_t sum = 0;
+  crew.run(5, [&](size_t part) { sum += part; });
+  CHECK(sum == 10);
+}
+
+void test_roots_out_of_range_are_not_trees() {
+  const Data data;
+  Task task(data, 0, kRows, 1);
+  task.grow(data, {}, 1);
+  const std::vector<double> values(task.nodes);
+  const std::vector<int32_t> tree_scores{0, 0};
+  constexpr int64_t kLowest = std::numeric_limits<int64_t>::min();
+  const std::vector<int64_t> roots{0, kLowest, static_cast<int64_t>(task.nodes)};
+  Trees trees = task.trees(values, roots, tree_scores);
+  trees.tree_count = 2;
+  CHECK(!are_sound(trees, kColumns, 1));
+}
+
 void test_a_task_without_rows_has_a_tree() {
   Data data;
   Task task(data, 0, 0, 1);
@@ -218,5 +246,7 @@ int main() {
   ronde::test_integers_have_the_mean();
   ronde::test_the_same_tree_for_all_threads_and_tasks();
   ronde::test_predictions_are_the_values_of_the_leaves();
+  ronde::test_a_crew_without_threads_does_the_work();
+  ronde::test_roots_out_of_range_are_not_trees();
   ronde::test_a_task_without_rows_has_a_tree();
 }

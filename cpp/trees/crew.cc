@@ -1,12 +1,19 @@
 #include "trees/crew.h"
 
+#include <system_error>
+
 #include "system/block_signals.h"
 
 namespace ronde {
 
 Crew::Crew(size_t threads) {
   const BlockSignals blocked;
-  for (size_t i = 1; i < threads; ++i) threads_.emplace_back([this] { serve(); });
+  threads_.reserve(threads);
+  try {
+    while (threads_.size() + 1 < threads) threads_.emplace_back([this] { serve(); });
+  } catch (const std::system_error&) {
+    // The system has no more threads: those there are do the same work.
+  }
 }
 
 Crew::~Crew() {

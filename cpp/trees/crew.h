@@ -14,7 +14,7 @@ namespace ronde {
 // Not thread-safe: one thread makes the object and calls run().
 class Crew {
  public:
-  // Starts `threads` - 1 threads, with all signals blocked.
+  // Starts `threads` - 1 threads, with all signals blocked; fewer if the system has no more.
   explicit Crew(size_t threads);
   ~Crew();
   Crew(const Crew&) = delete;

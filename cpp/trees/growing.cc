@@ -38,8 +38,16 @@ struct Sums {
   }
 };
 
+// To the 24 bits of a float, so that of splits that gain the same but for rounding the first one is taken; but with the
+// range of a double, since targets can be so large or small that squares of their sums are outside that of a float.
+double rounded_gain(double gain) {
+  constexpr int kDropped = 29;
+  const uint64_t half = uint64_t{1} << (kDropped - 1);
+  return std::bit_cast<double>((std::bit_cast<uint64_t>(gain) + half) >> kDropped << kDropped);
+}
+
 struct Split {
-  float gain = 0;  // rounded, so that of splits that gain the same but for rounding the first one is taken
+  double gain = 0;  // as of `rounded_gain`
   int32_t column = -1;
   int32_t bin = -1;
   bool missing_left = false;
@@ -135,7 +143,7 @@ class Grower {
       nodes[0].sums = nodes[0].sums + layout_.at(nodes[0].histogram.get(), b);
     }
     const auto is_worse = [&nodes](size_t a, size_t b) {
-      const float gain_a = nodes[a].split.gain, gain_b = nodes[b].split.gain;
+      const double gain_a = nodes[a].split.gain, gain_b = nodes[b].split.gain;
       return gain_a != gain_b ? gain_a < gain_b : a > b;
     };
     std::priority_queue<size_t, std::vector<size_t>, decltype(is_worse)> open(is_worse);
@@ -317,8 +325,10 @@ class Grower {
       if (difference * offer.sign < 0) return false;
     }
     const double gain = score(left, offer.node) + score(right, offer.node) - offer.own_score;
-    if (!(gain > offer.least_gain) || !(static_cast<float>(gain) > offer.best.gain)) return false;
-    offer.best.gain = static_cast<float>(gain);
+    if (!(gain > offer.least_gain)) return false;
+    const double rounded = rounded_gain(gain);
+    if (!(rounded > offer.best.gain)) return false;
+    offer.best.gain = rounded;
     offer.best.left = left;
     return true;
   }
@@ -495,7 +505,7 @@ size_t grow_tree(const TreeRows& rows, const TreeRules& rules, const SumOverTask
     to.left[i] = grower.lefts()[i];
     to.missing_left[i] = !is_leaf && node.split.missing_left;
     for (size_t j = 0; j < 4; ++j) to.categories[4 * i + j] = is_leaf ? 0 : node.split.categories[j];
-    to.gain[i] = is_leaf ? 0 : static_cast<double>(node.split.gain);
+    to.gain[i] = is_leaf ? 0 : node.split.gain;
     to.count[i] = node.sums.count;
     to.bounds[2 * i] = node.low;
     to.bounds[2 * i + 1] = node.high;

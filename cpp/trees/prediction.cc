@@ -1,6 +1,7 @@
 #include "trees/prediction.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "trees/crew.h"
@@ -63,12 +64,11 @@ bool goes_left(const Trees& trees, const Step& step, const Bins& bins, uint8_t b
   return (bin <= step.bin) | (bin == step.missing);
 }
 
-// Calls the body with row, tree and leaf.
+// Calls the body with row, tree and leaf. `bytes`: room for kRowsOfPart * column_count.
 template <bool kHasCategories, class Body>
 void walk(const Trees& trees, const Walks& walks, const BinnedRows& rows, const Bins& bins, size_t begin, size_t end,
-          Body&& body) {
+          uint8_t* bytes, Body&& body) {
   // The bytes of a row next to each other.
-  std::vector<uint8_t> bytes(kRowsOfPart * rows.column_count);
   const size_t width = groups_of(rows.column_count).width;
   for (size_t column = 0; column < rows.column_count; ++column) {
     const uint8_t* from = rows.column(column);
@@ -82,7 +82,7 @@ void walk(const Trees& trees, const Walks& walks, const BinnedRows& rows, const 
       const uint8_t* own[kTogether];
       for (size_t i = 0; i < kTogether; ++i) {
         at[i] = root;
-        own[i] = bytes.data() + (first - begin + std::min(i, count - 1)) * rows.column_count;
+        own[i] = bytes + (first - begin + std::min(i, count - 1)) * rows.column_count;
       }
       for (size_t level = 0; level < walks.depths[tree]; ++level) {
         for (size_t i = 0; i < kTogether; ++i) {
@@ -98,12 +98,19 @@ void walk(const Trees& trees, const Walks& walks, const BinnedRows& rows, const 
 template <class Body>
 void walk_all(const Trees& trees, const BinnedRows& rows, const Bins& bins, Crew& crew, const Body& body) {
   const Walks walks = walks_of(trees, bins);
-  crew.run((rows.row_count + kRowsOfPart - 1) / kRowsOfPart, [&](size_t part) {
-    const size_t begin = part * kRowsOfPart, end = std::min(rows.row_count, begin + kRowsOfPart);
-    if (walks.has_categories) {
-      walk<true>(trees, walks, rows, bins, begin, end, body);
-    } else {
-      walk<false>(trees, walks, rows, bins, begin, end, body);
+  const size_t parts = (rows.row_count + kRowsOfPart - 1) / kRowsOfPart, walkers = std::min(parts, crew.size());
+  // Not in the threads, which must not throw.
+  std::vector<uint8_t> bytes(walkers * kRowsOfPart * rows.column_count);
+  std::atomic<size_t> next{0};
+  crew.run(walkers, [&](size_t walker) {
+    uint8_t* own = bytes.data() + walker * kRowsOfPart * rows.column_count;
+    for (size_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
+      const size_t begin = part * kRowsOfPart, end = std::min(rows.row_count, begin + kRowsOfPart);
+      if (walks.has_categories) {
+        walk<true>(trees, walks, rows, bins, begin, end, own, body);
+      } else {
+        walk<false>(trees, walks, rows, bins, begin, end, own, body);
+      }
     }
   });
 }
@@ -113,8 +120,9 @@ void walk_all(const Trees& trees, const BinnedRows& rows, const Bins& bins, Crew
 bool are_sound(const Trees& trees, size_t column_count, size_t score_count) {
   if (trees.roots[0] != 0 || trees.roots[trees.tree_count] != static_cast<int64_t>(trees.node_count)) return false;
   for (size_t tree = 0; tree < trees.tree_count; ++tree) {
-    const int64_t root = trees.roots[tree], size = trees.roots[tree + 1] - root;
-    if (root < 0 || size < 1 || root + size > static_cast<int64_t>(trees.node_count)) return false;
+    const int64_t root = trees.roots[tree], next = trees.roots[tree + 1];
+    if (root < 0 || next <= root || next > static_cast<int64_t>(trees.node_count)) return false;
+    const int64_t size = next - root;
     if (trees.scores[tree] < 0 || static_cast<size_t>(trees.scores[tree]) + trees.value_count > score_count) {
       return false;
     }
@@ -122,7 +130,7 @@ bool are_sound(const Trees& trees, size_t column_count, size_t score_count) {
       const auto place = static_cast<size_t>(root + node);
       if (trees.column[place] < 0) continue;
       if (static_cast<size_t>(trees.column[place]) >= column_count) return false;
-      if (trees.left[place] <= node || trees.left[place] + 1 >= size) return false;
+      if (trees.left[place] <= node || int64_t{trees.left[place]} + 1 >= size) return false;
       if (trees.bin[place] < 0 || trees.bin[place] > 255) return false;
     }
   }

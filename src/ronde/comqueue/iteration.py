@@ -172,6 +172,29 @@ class IterationStep:
         summands = (function(block) for block in self.blocks)
         return sum_over_blocks(summands, self._rows.division, self._group, self._buffers, name_of(function))
 
+    def sum_by_block(self, summands: Sequence[Any]) -> Any:
+        """Return the sum of summands for the row blocks of all tasks, with the bits of `sum_blocks`. Reads no rows.
+
+        Args:
+            summands: One for each row block of this task, in order: arrays, numbers, or trees of these. All have the
+                same structure, dtypes and shapes.
+
+        Raises:
+            MismatchError: Another task has another structure, dtype or shape.
+            PeerLostError: Another task has ended.
+            UsageError: As of `sum_blocks`; or there are more or fewer summands than row blocks.
+        """
+        if len(summands) != len(self.block_range):
+            raise UsageError(
+                f"there are {len(summands)} summands: expected {len(self.block_range)}, one for each row block of task "
+                f"{self.task_id}"
+            )
+        self._group.activity.operation = "sum_by_block"
+        self._use.combines = True
+        return sum_over_blocks(
+            iter(summands), self._rows.division, self._group, self._buffers, "sum_by_block"
+        )
+
     def sum(self, tree: Any) -> Any:
         """Return the sum over all tasks, formed in the order of tasks.
 

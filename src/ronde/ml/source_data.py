@@ -145,10 +145,10 @@ def mapped_rows(
     return MappedRows(source, function)
 
 
-def checked_parts(parts: Parts) -> Parts:
+def checked_parts(parts: Parts, X_is_finite: bool = True) -> Parts:
     """Return X, y and sample_weight of some rows, X as a C-contiguous array or a CSR matrix without duplicates.
 
-    Raises ValueError if they are invalid.
+    `X_is_finite`: whether X must not contain NaN or infinity. Raises ValueError if they are invalid.
     """
     if unknown := set(parts) - set(PARTS):
         raise ValueError(
@@ -169,6 +169,8 @@ def checked_parts(parts: Parts) -> Parts:
         raise ValueError(f"X has the shape {X.shape}: expected (rows, features)")
     for name, part in {**parts, "X": X}.items():
         values = part if isinstance(part, np.ndarray) else part.data
+        if name == "X" and not X_is_finite:
+            continue
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise ValueError(f"{name} contains NaN or infinity: remove or replace these rows")
     if "sample_weight" in parts and (parts["sample_weight"] < 0).any():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,8 @@ def training_data(
     has_target = y is not NO_TARGET
     X, given, sample_weight = as_rows(X, y=y if has_target else None, sample_weight=sample_weight)
     if is_source(X) or is_located(X):
-        others, formats = (given, sample_weight), options.get("accept_sparse", False)
-        return _data_of_source(estimator, X, has_target, are_classes, reset, others, formats)
+        others = (given, sample_weight)
+        return _data_of_source(estimator, X, has_target, are_classes, reset, others, options)
     options = {"dtype": FLOATS, "order": "C", **options}
     if has_target:
         rows = dict(zip(("X", "y"), validate_data(estimator, X, given, reset=reset, **options)))
@@ -168,14 +169,16 @@ def _data_of_source(
     are_classes: bool,
     reset: bool,
     others: tuple[Any, Any],
-    accept_sparse: Any,
+    options: Mapping[str, Any],
 ) -> TrainingData:
     if any(other is not None for other in others):
         raise ValueError("X is a source of rows, and y or sample_weight is not None: its rows contain them")
-    rows = mapped_rows(source, checked_parts)
+    is_finite = options.get("ensure_all_finite", True) is True
+    rows = mapped_rows(source, checked_parts if is_finite else partial(checked_parts, X_is_finite=False))
     found = survey(rows, are_classes, estimator.on)
     if found.is_sparse:  # only some metrics take sparse rows
-        check_array(csr_array((1, found.num_features)), accept_sparse=accept_sparse, input_name="X")
+        formats = options.get("accept_sparse", False)
+        check_array(csr_array((1, found.num_features)), accept_sparse=formats, input_name="X")
     if has_target and "y" not in found.parts:
         raise ValueError(
             f"requires y, and the rows of {source!r} have only {', '.join(found.parts)}: "

@@ -122,6 +122,26 @@ def test_a_source_is_read_once_or_block_by_block(in_memory: bool) -> None:
     assert len(source.read) == (2 if in_memory else 3 * 64)
 
 
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_sums_of_what_is_known_of_each_block_read_nothing(tasks: int) -> None:
+    rows = rows_of(200)
+
+    def step(c: IterationStep) -> None:
+        if c.step_no == 1:
+            c.state._known = c.map_blocks(sums)
+        c.state.found = c.sum_by_block(c.state._known)
+
+    source = Source(rows, False)
+    result = iterate(step, data=source, state={}, max_iter=3, on=f"threads:{tasks}")
+    expected = iterate(sum_step, data=rows, state={}, max_iter=1, on="threads:2")
+    assert bits_of(result.state.found) == bits_of(expected.state.found)
+    assert sum(source.read) == 200
+    with pytest.raises(
+        RemoteError, match=r"there are 1 summands: expected \d\d, one for each row block of task \d"
+    ):
+        iterate(lambda c: c.sum_by_block([0.0]), data=rows, state={}, max_iter=1, on=f"threads:{tasks}")
+
+
 def test_rows_that_are_not_in_memory_have_no_data() -> None:
     with pytest.raises(
         RemoteError,

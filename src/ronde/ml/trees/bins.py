@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ronde._native import tree_bin_rows
 from ronde.ml.fitted_forms import Sizes
 
-__all__ = ["Bins", "BinsForm", "check_categories", "find_bins", "hashed_rows", "sample_rows"]
+__all__ = ["Bins", "BinsForm", "check_categories", "find_bins", "hashed_rows", "sample_size"]
 
 Array = NDArray[Any]
 
@@ -57,11 +57,19 @@ class Bins:
         tree_bin_rows(X, *self.arrays, binned, threads)
         return binned
 
-    def joined(self, parts: Sequence[Array]) -> Array:
-        """Return the bins of all rows, from those of parts of the rows. Empties the list."""
+    def joined(self, parts: list[Array]) -> Array:
+        """Return the bins of all rows, from those of parts of the rows.
+
+        Empties the list, one part after the other, so that memory does not contain all bins twice.
+        """
         groups, width = _groups_of(self.num_columns)
-        shaped = [part.reshape(groups, -1, width) for part in parts]
-        return np.concatenate(shaped, axis=1).reshape(-1)
+        rows = sum(map(len, parts)) // (groups * width)
+        joined = np.empty((groups, rows, width), np.uint8)
+        while parts:
+            part = parts.pop().reshape(groups, -1, width)
+            joined[:, rows - part.shape[1] : rows] = part
+            rows -= part.shape[1]
+        return joined.reshape(-1)
 
     @property
     def arrays(self) -> tuple[Array, Array, Array]:
@@ -136,10 +144,9 @@ def chosen_rows(seed: int, rows: range, fraction: float) -> Array:
     return hashed_rows(seed, rows) < np.uint64(min(fraction, 1 - 2.0**-53) * 2.0**64)
 
 
-def sample_rows(rows: range, num_rows: int, num_columns: int, seed: int) -> Array | None:
-    """Return which rows of a task are in the sample for `find_bins`; None: all. `num_rows`: of all tasks."""
-    most = min(MOST_SAMPLED, max(LEAST_SAMPLED, MOST_SAMPLED_NUMBERS // num_columns))
-    return None if num_rows <= most else chosen_rows(seed, rows, most / num_rows)
+def sample_size(num_columns: int) -> int:
+    """Return how many rows a sample for `find_bins` has, about."""
+    return min(MOST_SAMPLED, max(LEAST_SAMPLED, MOST_SAMPLED_NUMBERS // num_columns))
 
 
 def find_bins(sample: Array, weights: Array | None, max_bins: int, is_categorical: Array) -> Bins:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ronde._native import tree_derive
 from ronde.comqueue import IterationStep
-from ronde.ml.trees.bins import Bins, chosen_rows, find_bins, sample_rows
+from ronde.ml.trees.bins import Bins, chosen_rows, find_bins, sample_size
 from ronde.ml.trees.growing import (
     BinnedTask,
     GrownTree,
@@ -161,7 +161,7 @@ class BoostingStep:
             add_predictions(trees, rows.bins, rows.binned, scores, rows.threads)
         if state.losses:
             state.losses.pop()  # `_derive` computes the last ones again
-            state.held_losses.pop()
+            del state.held_losses[-1:]
         self._derive(c, task)
         return task
 
@@ -228,7 +228,8 @@ class BoostingStep:
         )
         sums = _sum_by_blocks(c, list(losses))
         c.state.losses.append(float(sums[0]) / task.total)
-        c.state.held_losses.append(float(sums[1]) / task.held_total if task.held_total else 0.0)
+        if task.is_held is not None:
+            c.state.held_losses.append(float(sums[1]) / task.held_total)
 
     def _add_tree(self, c: IterationStep, task: BoostedTask, column: int) -> None:
         rules, number = self._rules, len(c.state.trees)
@@ -277,10 +278,7 @@ def read_rows(
     cores = thread_count(len(numbers) * columns)
     threads = max(1, cores // c.tasks_here)
     if c.state.bins is None:
-        chosen = sample_rows(numbers, c.num_rows, columns, seed)
-        parts = [part for task in c.gather(_sample_of(c, chosen)) for part in task]
-        sample = np.concatenate([part for part, _ in parts])
-        weights = None if parts[0][1] is None else np.concatenate([weight for _, weight in parts])
+        sample, weights = _sample(c, sample_size(columns), seed)
         c.state.bins = find_bins(sample, weights, max_bins, is_categorical).plain
     bins = Bins(**c.state.bins)
     if c.is_streamed:
@@ -303,6 +301,23 @@ def read_rows(
     return rows, y, np.cumsum([0, *sizes], dtype=np.int64)
 
 
+def _sample(c: IterationStep, size: int, seed: int) -> tuple[Array, Array | None]:
+    """Return about so many rows that have a weight, or all if there are fewer, and their weights; None: 1 each."""
+    fraction = size / max(1, c.num_rows)
+    sample, weights = _drawn(c, fraction, seed)
+    if fraction < 1 and len(sample) < size // 2:  # few rows have a weight
+        sample, weights = _drawn(c, fraction * size / max(1, len(sample)), seed)
+    return sample, weights
+
+
+def _drawn(c: IterationStep, fraction: float, seed: int) -> tuple[Array, Array | None]:
+    """Return a part of the rows of all tasks, without those that have no weight, and their weights."""
+    chosen = None if fraction >= 1 else chosen_rows(seed, c.row_range, fraction)
+    parts = [part for task in c.gather(_sample_of(c, chosen)) for part in task]
+    weights = None if parts[0][1] is None else np.concatenate([weight for _, weight in parts])
+    return np.concatenate([part for part, _ in parts]), weights
+
+
 def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Array, Array | None]]:
     """Return the rows of this task that are chosen and have a weight, and their weights, by block."""
     if chosen is None and not c.is_streamed and c.num_tasks == 1 and not hasattr(c.data, "sample_weight"):
@@ -320,8 +335,7 @@ def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Array, Arra
 
 def _sum_by_blocks(c: IterationStep, by_block: Sequence[Array]) -> Array:
     """Return the sum of arrays, one for each block of this task, over all tasks."""
-    each = iter(by_block)
-    return np.asarray(c.sum_blocks(lambda block: next(each)))
+    return np.asarray(c.sum_by_block(by_block))
 
 
 def _integer_weights(c: IterationStep, rows: BinnedTask) -> Array | None:

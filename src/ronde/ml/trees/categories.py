@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def categories_of(X: Any, named: Sequence[Any] | None) -> dict[str, Array]:
         is_text = column.dtype.kind not in "biuf" if hasattr(column.dtype, "kind") else True
         if is_category or (named is not None and is_text and _is_named(named, number, name)):
             values = column.cat.categories if is_category else column.dropna().unique()
-            found[str(name)] = _plain(np.asarray(sorted(values)), str(name))
+            found[str(name)] = _plain(_sorted(values), str(name))
     return found
 
 
@@ -54,6 +54,14 @@ def _is_named(named: Sequence[Any], number: int, name: Any) -> bool:
     if len(named) and isinstance(named[0], bool | np.bool_):
         return bool(named[number]) if number < len(named) else False
     return any(each == name or (each == number and not isinstance(each, str)) for each in named)
+
+
+def _sorted(values: Iterable[Any]) -> Array:
+    """Return values in order; if some cannot be compared, as texts and numbers, in the order of their texts."""
+    try:
+        return np.asarray(sorted(values))
+    except TypeError:
+        return np.array(sorted(values, key=str), dtype=object)
 
 
 def _plain(values: Array, name: str) -> Array:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -16,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ronde.comqueue import iterate
 from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm
+from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm, Sizes
 from ronde.ml.history import Progress
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
 from ronde.ml.tasks import place_of
@@ -24,7 +26,7 @@ from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory, traini
 from ronde.ml.trees.bins import Bins, BinsForm, check_categories
 from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
 from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
-from ronde.ml.trees.growing import TreeRules
+from ronde.ml.trees.growing import TreeRules, check_row_count
 from ronde.ml.trees.losses import (
     LOGISTIC,
     REGRESSION_LOSSES,
@@ -51,6 +53,20 @@ STEPS_OF_CHECKPOINT = 10  # it contains the trees only
 READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
 
+@dataclass(frozen=True)
+class HeldScoresForm:
+    """The form of `validation_score_` in a file: float64, empty if no rows were held out."""
+
+    is_needed: bool = False
+
+    def problem(self, value: Any, sizes: Sizes) -> str | None:
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype != np.float64:
+            return "is not an array of float64 with one axis"
+        if len(value) > sizes.get("steps", 0):
+            return f"has {len(value)} steps: expected at most {sizes.get('steps', 0)}"
+        return None
+
+
 class GradientBoosting(DistributedEstimator):
     """What the classifier and the regressor have in common.
 
@@ -58,6 +74,7 @@ class GradientBoosting(DistributedEstimator):
         trees_: The nodes of all trees, a dict of arrays.
         bins_: The bins of all columns, a dict of arrays.
         baseline_: The scores before the first tree.
+        seed_: Of random numbers; of warm starts that of the first fit.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
@@ -87,11 +104,12 @@ class GradientBoosting(DistributedEstimator):
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
         **DistributedEstimator._fitted_forms,
         "bins_": BinsForm(),
-        "trees_": TreesForm(),
+        "baseline_": ArrayForm(("planes",), ("float64",), is_needed=True),
+        "trees_": TreesForm("planes"),
         "categories_": CategoriesForm(),
-        "baseline_": ArrayForm(("scores",), ("float64",), is_needed=True),
+        "seed_": NumberForm(),
         "train_score_": ArrayForm(("steps",), ("float64",)),
-        "validation_score_": ArrayForm(("steps",), ("float64",)),
+        "validation_score_": HeldScoresForm(),
     }
 
     loss: str
@@ -147,11 +165,21 @@ class GradientBoosting(DistributedEstimator):
         tags.input_tags.allow_nan = True
         return tags
 
-    def _fit(self, data: TrainingData, loss: BoostingLoss, others: Mapping[str, Any]) -> Self:
-        """Grow the trees. `others`: fitted attributes that are known before."""
+    def _fit(
+        self,
+        data: TrainingData,
+        loss: BoostingLoss,
+        categories: dict[str, Array],
+        others: Mapping[str, Any],
+    ) -> Self:
+        """Grow the trees. `categories`: of data frames; `others`: fitted attributes that are known before."""
         data.require_weight()
-        is_warm = self.warm_start and hasattr(self, "trees_")
-        rules = self._rules(data, loss)
+        check_row_count(data.num_rows)
+        is_warm = self._is_warm
+        rules = self._rules(data, loss, categories)
+        others = {**others, "seed_": rules.seed}
+        if categories:
+            others["categories_"] = categories
         state = self._start(loss, data) if is_warm else first_state()
         max_iter = self.max_iter - (self.n_iter_ if is_warm else 0)
         if max_iter < 0:
@@ -172,16 +200,25 @@ class GradientBoosting(DistributedEstimator):
                 rows_per_block=data.rows_per_block,
                 checkpoint_every=None if is_here(place) else STEPS_OF_CHECKPOINT,
             ).state
+            self.__dict__.pop("categories_", None)
             for name, value in self._attributes(result, others).items():
                 setattr(self, name, value)
             first = len(records)
             for number, loss_of_step in enumerate(result.losses[1:]):
                 record = {"step": first + number + 1, "loss": loss_of_step}
-                if self._do_early_stopping(data.num_rows) and self.validation_fraction is not None:
+                if result.held_losses:
                     record["validation_loss"] = result.held_losses[1 + number]
                 records.append(record)
+        if any(
+            "validation_loss" in record for record in records
+        ):  # not in all, if a warm start has changed it
+            records = [{"validation_loss": np.nan, **record} for record in records]
         self._end_fit(progress, records)
         return self
+
+    @property
+    def _is_warm(self) -> bool:
+        return bool(self.warm_start) and hasattr(self, "trees_")
 
     def _place(self, data: TrainingData) -> Any:
         """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
@@ -191,7 +228,9 @@ class GradientBoosting(DistributedEstimator):
     def _do_early_stopping(self, num_rows: int) -> bool:
         return num_rows > ROWS_OF_EARLY_STOPPING if self.early_stopping == "auto" else self.early_stopping
 
-    def _rules(self, data: TrainingData, loss: BoostingLoss) -> BoostingRules:
+    def _rules(
+        self, data: TrainingData, loss: BoostingLoss, categories: Mapping[str, Array]
+    ) -> BoostingRules:
         stops = self._do_early_stopping(data.num_rows)
         tree = TreeRules(
             max_leaves=self.max_leaf_nodes,
@@ -206,7 +245,7 @@ class GradientBoosting(DistributedEstimator):
         )
         if tree.monotone is not None and loss.score_count > 1:
             raise ValueError("monotonic constraints are not supported for multiclass classification.")
-        is_categorical = self._is_categorical(data.num_features)
+        is_categorical = self._is_categorical(data.num_features, categories)
         if isinstance(data.rows, Mapping):
             check_categories(data.rows["X"], self.max_bins, is_categorical)
         if tree.monotone is not None and (is_categorical & (tree.monotone != 0)).any():
@@ -226,6 +265,8 @@ class GradientBoosting(DistributedEstimator):
 
     def _seed(self) -> int:
         """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""
+        if self._is_warm and hasattr(self, "seed_"):
+            return int(self.seed_)
         if self.random_state is None:
             return 0
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -235,6 +276,9 @@ class GradientBoosting(DistributedEstimator):
             return None
         signs = np.zeros(columns, np.int8)
         if isinstance(self.monotonic_cst, Mapping):
+            for name, sign in self.monotonic_cst.items():
+                if sign not in (-1, 0, 1):
+                    raise ValueError(f"monotonic_cst[{name!r}] must be either -1, 0 or 1. Got {sign!r}.")
             names = self._numbers_of(list(self.monotonic_cst), "monotonic_cst")
             signs[names] = list(self.monotonic_cst.values())
         else:
@@ -248,21 +292,23 @@ class GradientBoosting(DistributedEstimator):
             signs[:] = given
         return signs if signs.any() else None
 
-    def _encoded(self, X: Any) -> Any:
-        """Return a data frame with numbers in place of categories, and set `categories_`; anything else as it is."""
-        self.__dict__.pop("categories_", None)
-        if self.categorical_features is None:
-            return X
-        named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
-        if categories := categories_of(X, named):
-            self.categories_ = categories
-            return with_numbers(X, categories)
-        return X
+    def _encoded(self, X: Any) -> tuple[Any, dict[str, Array]]:
+        """Return a data frame with numbers in place of categories, and these; anything else as it is, and none.
 
-    def _is_categorical(self, columns: int) -> Array:
+        A warm start has the categories of the earlier fit; others count as missing values.
+        """
+        if self._is_warm:
+            categories = getattr(self, "categories_", {})
+        elif self.categorical_features is None:
+            categories = {}
+        else:
+            named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
+            categories = categories_of(X, named)
+        return with_numbers(X, categories), categories
+
+    def _is_categorical(self, columns: int, categories: Mapping[str, Array]) -> Array:
         chosen = np.zeros(columns, np.uint8)
-        if hasattr(self, "categories_"):
-            chosen[self._numbers_of(list(self.categories_), "categorical_features")] = 1
+        chosen[self._numbers_of(list(categories), "categorical_features")] = 1
         if self.categorical_features is None or isinstance(self.categorical_features, str):
             return chosen
         given = np.asarray(self.categorical_features)
@@ -311,7 +357,7 @@ class GradientBoosting(DistributedEstimator):
     def _attributes(self, state: Any, others: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fitted attributes for a state."""
         count, continues = len(state.baseline), self._continues(state)
-        scores = {"train_score_": state.losses, "validation_score_": state.held_losses}
+        losses = {"train_score_": state.losses, "validation_score_": state.held_losses}
         return {
             **others,
             "bins_": state.bins,
@@ -319,10 +365,15 @@ class GradientBoosting(DistributedEstimator):
             "trees_": joined_trees(state.trees, count),
             "n_iter_": len(state.trees) // count,
             **{
-                name: np.concatenate([getattr(self, name)[:-1] if continues else [], -np.array(losses)])
-                for name, losses in scores.items()
+                name: self._with_earlier_scores(name, of_steps) if continues else -np.array(of_steps)
+                for name, of_steps in losses.items()
             },
         }
+
+    def _with_earlier_scores(self, name: str, losses: list[float]) -> Array:
+        """Return the scores of the earlier fit, whose last one is also the first of this fit, and those of this fit."""
+        earlier = getattr(self, name)
+        return np.concatenate([earlier[:-1], -np.array(losses)]) if losses else earlier
 
     def _continues(self, state: Any) -> bool:
         """Return whether the state has trees of an earlier fit."""
@@ -418,7 +469,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
     Attributes:
         n_iter_: The number of steps.
         train_score_: The negative loss before the first step and after each.
-        validation_score_: That of rows held out.
+        validation_score_: That of rows held out; empty if none are.
         feature_importances_: How much the splits of each column lower the loss, with the sum 1.
         history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
     """
@@ -488,12 +539,11 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         if self.loss == "quantile" and self.quantile is None:
             raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
         loss = regression_loss(self.loss, self.quantile)
-        data = training_data(
-            self, self._encoded(X), y, sample_weight, ensure_all_finite=False, y_numeric=True
-        ).mapped(float_targets)
-        if isinstance(data.rows, Mapping) and (problem := loss.targets_problem(data.rows["y"], self.loss)):
-            raise ValueError(problem)
-        return self._fit(data, loss, {})
+        encoded, categories = self._encoded(X)
+        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True)
+        are_all = isinstance(data.rows, Mapping)
+        data = data.mapped(partial(checked_targets, loss=loss, name=self.loss, are_all=are_all))
+        return self._fit(data, loss, categories, {})
 
     def predict(self, X: Any) -> Array:
         """Return the predicted numbers, float64 of shape (rows,).
@@ -549,7 +599,7 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         classes_: The classes, sorted.
         n_iter_: The number of steps.
         train_score_: The negative loss before the first step and after each.
-        validation_score_: That of rows held out.
+        validation_score_: That of rows held out; empty if none are.
         feature_importances_: How much the splits of each column lower the loss, with the sum 1.
         history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
     """
@@ -560,8 +610,8 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         "class_weight": [dict, StrOptions({"balanced"}), None],
     }
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
+        "classes_": ClassesForm(),  # before the scores, which are compared with them
         **GradientBoosting._fitted_forms,
-        "classes_": ClassesForm(),
     }
 
     classes_: Array
@@ -626,11 +676,10 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
             ValueError: The arguments do not fit together, or y has only one class.
             RemoteError: A task failed.
         """
-        data = training_data(
-            self, self._encoded(X), y, sample_weight, ensure_all_finite=False, are_classes=True
-        )
+        encoded, categories = self._encoded(X)
+        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, are_classes=True)
         data, classes = with_class_numbers(data, self.class_weight)
-        return self._fit(data, loss_of_classes(len(classes)), {"classes_": classes})
+        return self._fit(data, loss_of_classes(len(classes)), categories, {"classes_": classes})
 
     def decision_function(self, X: Any) -> Array:
         """Return the scores: shape (rows,) for two classes, where a positive one stands for the second class; else
@@ -720,6 +769,17 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
     @property
     def _loss(self) -> BoostingLoss:
         return loss_of_classes(len(self.classes_))
+
+
+def checked_targets(parts: dict[str, Any], loss: BoostingLoss, name: str, are_all: bool) -> dict[str, Any]:
+    """Return parts of the data with float64 targets. Raises ValueError unless these suit the loss of that name.
+
+    `are_all`: whether the parts contain all rows of the fit.
+    """
+    checked = float_targets(parts)
+    if problem := loss.targets_problem(checked["y"], name, are_all):
+        raise ValueError(problem)
+    return checked
 
 
 def is_here(place: Any) -> bool:

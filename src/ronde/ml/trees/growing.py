@@ -18,15 +18,26 @@ from ronde._native import (
     tree_sum_leaves,
 )
 from ronde.comqueue import IterationStep
+from ronde.errors import UsageError
 from ronde.ml.trees.bins import Bins
 from ronde.ml.trees.trees import Tree
 from ronde.types import Max
 
-__all__ = ["GrownTree", "BinnedTask", "TreeRules", "grow_tree", "leaf_quantiles", "tree_seed"]
+__all__ = [
+    "MOST_ROWS",
+    "GrownTree",
+    "BinnedTask",
+    "TreeRules",
+    "check_row_count",
+    "grow_tree",
+    "leaf_quantiles",
+    "tree_seed",
+]
 
 Array = NDArray[Any]
 
 MOST_DEPTH = 1 << 20  # of a tree without a limit
+MOST_ROWS = (1 << 30) - 1  # of all tasks: with more, the integer of a hessian would be 0 or 1
 LEAST_GRADIENT = 1e-280  # smaller ones count as 0: their scale would be infinite
 
 
@@ -126,6 +137,14 @@ def tree_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
 
 
+def check_row_count(num_rows: int) -> None:
+    """Raise UsageError if all tasks together have too many rows for a tree."""
+    if num_rows > MOST_ROWS:
+        raise UsageError(
+            f"there are {num_rows:,} rows, and trees are grown from at most {MOST_ROWS:,}: fit to a sample of the rows"
+        )
+
+
 def grow_tree(
     c: IterationStep,
     rows: BinnedTask,
@@ -139,8 +158,9 @@ def grow_tree(
     """Grow a tree from one column of the gradients and hessians, by all tasks.
 
     `is_out`: uint8, 1 for a row that does not count (None: all count). Raises FloatingPointError if a derivative is not
-    finite, PeerLostError and MismatchError.
+    finite, UsageError if there are too many rows, PeerLostError and MismatchError.
     """
+    check_row_count(rows.num_rows)
     integers, scales = _packed(c, rows, gradients, hessians, column, is_out, seed)
     most_leaves, columns = rules.most_leaves(rows.num_rows), rows.bins.num_columns
     nodes, bounds, places = _empty_nodes(2 * most_leaves - 1)
@@ -226,7 +246,7 @@ def leaf_sums(
 ) -> Array:
     """Return the sums of gradients and hessians of each leaf over the rows of all tasks that count, (leaves, 2).
 
-    They have an error of the largest summand divided by 2 ** 61, for each row.
+    Each summand is rounded to 61 bits of the largest one, less the bits of the number of rows: 38 with 8 million rows.
     """
     most = largest(c, gradients[:, column], hessians[:, column])
     # A power of two, so that only the last bits are lost.

@@ -55,11 +55,14 @@ class BoostingLoss:
             return np.array([np.log(mean / (1 - mean))])
         return np.array([np.log(max(mean, LEAST_PROBABILITY)) if self.is_log else mean])
 
-    def targets_problem(self, y: Array, name: str) -> str | None:
-        """Return what is wrong with the targets of a regression, None: nothing. `name`: of the loss."""
+    def targets_problem(self, y: Array, name: str, are_all: bool) -> str | None:
+        """Return what is wrong with targets of a regression, None: nothing.
+
+        `name`: of the loss; `are_all`: whether these are the targets of all rows, some of which must be above 0.
+        """
         if self.excludes_least and (y <= self.least_target).any():
             return f"loss={name!r} requires strictly positive y."
-        if (y < self.least_target).any() or (self.least_target == 0 and not y.sum() > 0):
+        if (y < self.least_target).any() or (are_all and self.least_target == 0 and not y.sum() > 0):
             return f"loss={name!r} requires non-negative y and sum(y) > 0."
         return None
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ronde._native import tree_find_leaves, tree_predict
+from ronde.errors import UsageError
 from ronde.ml.fitted_forms import Sizes
 from ronde.ml.trees.bins import Bins, arrays_problem
 
@@ -48,8 +49,9 @@ WORK_OF_A_THREAD = 1 << 16  # steps of rows down a tree
 
 @dataclass(frozen=True)
 class TreesForm:
-    """The form of the trees of a model in a file. Native code checks that they are trees."""
+    """The form of the trees of a model in a file. `scores`: the name of the axes with a number for each score."""
 
+    scores: str
     is_needed: bool = True
 
     def problem(self, value: Any, sizes: Sizes) -> str | None:
@@ -59,7 +61,17 @@ class TreesForm:
             return "has different numbers of nodes"
         if len(value["roots"]) != len(value["scores"]) + 1:
             return "has different numbers of trees"
-        return None
+        return _nodes_problem(value, sizes["features"], sizes[self.scores])
+
+
+def _nodes_problem(trees: dict[str, Array], features: int, scores: int) -> str | None:
+    """Return what is wrong with the nodes, None: nothing. Native code checks them before it predicts, even no rows."""
+    no_bins = Bins(np.empty(0), np.zeros(features + 1, np.int64), np.zeros(features, np.uint8))
+    try:
+        add_predictions(trees, no_bins, np.empty(0, np.uint8), np.empty((0, scores)))
+    except UsageError as error:
+        return f"cannot be used: {error}"
+    return None
 
 
 def joined_trees(trees: Sequence[Tree], score_count: int, value_count: int = 1) -> dict[str, Array]:

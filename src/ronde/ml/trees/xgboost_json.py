@@ -101,7 +101,7 @@ def _tree(tree: Tree, bins: Bins, number: int) -> dict[str, Any]:
         "default_left": tree["missing_left"].tolist(),
         "id": number,
         "left_children": lefts,
-        "loss_changes": np.float32(tree["gain"]).tolist(),
+        "loss_changes": np.float32(np.minimum(tree["gain"], np.finfo(np.float32).max)).tolist(),
         "parents": parents,
         "right_children": [left + 1 if left >= 0 else -1 for left in lefts],
         "split_conditions": conditions,

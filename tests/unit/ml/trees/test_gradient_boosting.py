@@ -16,8 +16,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.metrics import log_loss
 
 from ronde.comqueue import read
+from ronde.data.rows import NamedArrays
 from ronde.errors import UsageError
-from ronde.ml import GradientBoostingClassifier, GradientBoostingRegressor, load
+from ronde.ml import GradientBoostingClassifier, GradientBoostingRegressor, load, saving
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(400, 5))
@@ -95,6 +96,13 @@ def test_the_leaves_of_absolute_errors_are_medians() -> None:
         assert value == pytest.approx(np.median(Y[predicted == value]))
 
 
+@pytest.mark.parametrize("factor", [1e-40, 1e-24, 1e20, 1e60])
+def test_the_scale_of_the_targets_does_not_matter(factor: float) -> None:
+    plain = GradientBoostingRegressor(max_iter=5, tol=0).fit(X, Y)
+    scaled = GradientBoostingRegressor(max_iter=5, tol=0).fit(X, Y * factor)
+    np.testing.assert_allclose(scaled.predict(X) / factor, plain.predict(X), rtol=1e-6)
+
+
 def test_missing_values_go_to_the_better_side() -> None:
     data = X.copy()
     data[::3, 0] = np.nan
@@ -126,6 +134,36 @@ def test_categories_of_data_frames_are_texts(tmp_path: Path) -> None:
     assert len(np.unique(by_name.predict(frame.assign(color="unknown", size=0.0)))) == 1
 
 
+def test_categories_may_be_texts_and_numbers() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    names = np.array([7, "red", 2.5], dtype=object)[rng.integers(0, 3, size=400)]
+    y = (names == "red") + 0.0
+    frame = pandas.DataFrame({"kind": names})
+    model = GradientBoostingRegressor(max_iter=30, categorical_features=["kind"]).fit(frame, y)
+    assert np.abs(model.predict(frame) - y).max() < 0.1
+    with pytest.raises(ValueError, match="'kind' have the same text"):
+        model.fit(frame.replace({2.5: "7"}), y)
+
+
+def test_a_second_fit_keeps_the_categories_of_the_first() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed here")
+    names = np.array(["red", "green", "white"])[rng.integers(0, 3, size=400)]
+    frame = pandas.DataFrame({"color": names, "size": X[:, 0]}).astype({"color": "category"})
+    y = (names == "red") + 0.0
+    model = GradientBoostingRegressor(max_iter=5, warm_start=True).fit(frame, y)
+    before = model.predict(frame)
+    more = frame.assign(color=pandas.Categorical(np.where(names == "red", "blue", names)))
+    with pytest.raises(ValueError, match="must be larger than or equal"):
+        model.set_params(max_iter=1).fit(more, y)
+    assert np.array_equal(model.predict(frame), before)
+    model.set_params(max_iter=6).fit(more, y)
+    assert model.categories_["color"].tolist() == ["green", "red", "white"]
+    assert np.abs(model.predict(frame) - before).max() < 0.1
+    with pytest.raises(ValueError, match="NaN"):
+        model.set_params(warm_start=False).fit(more, np.full(400, np.nan))
+    assert model.categories_["color"].tolist() == ["green", "red", "white"]
+
+
 def test_infinite_values_have_bins() -> None:
     data = np.array([[-np.inf], [0.0], [1.0], [np.inf]]).repeat(50, axis=0)
     y = np.repeat([0.0, 1.0, 1.0, 0.0], 50)
@@ -155,6 +193,35 @@ def test_a_warm_start_continues() -> None:
         model.set_params(max_iter=2).fit(X, CLASSES)
 
 
+def test_a_warm_start_holds_out_the_same_rows() -> None:
+    def random() -> np.random.RandomState:
+        return np.random.RandomState(7)
+
+    rules: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 20}
+    whole = GradientBoostingRegressor(max_iter=8, random_state=random(), **rules).fit(X, Y)
+    model = GradientBoostingRegressor(max_iter=3, random_state=random(), warm_start=True, **rules).fit(X, Y)
+    model.set_params(max_iter=8).fit(X, Y)
+    assert trees_of(model) == trees_of(whole)
+
+
+def test_without_rows_held_out_they_have_no_loss(tmp_path: Path) -> None:
+    rules: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 50}
+    for fraction, message in [(None, "no fraction"), (1e-9, "a fraction so small that no row is held out")]:
+        model = GradientBoostingRegressor(max_iter=3, validation_fraction=fraction, **rules).fit(X, Y)
+        assert model.train_score_.shape == (4,), message
+        assert model.validation_score_.shape == (0,), message
+        assert set(model.history_[0]) == {"step", "loss"}, message
+        model.save(tmp_path / "model")
+        assert load(tmp_path / "model").validation_score_.shape == (0,), message
+    model.set_params(warm_start=True, validation_fraction=0.5, max_iter=5).fit(X, Y)
+    assert [len(model.train_score_), len(model.validation_score_)] == [6, 3]
+    model.set_params(validation_fraction=None, max_iter=6).fit(X, Y)
+    assert [len(model.train_score_), len(model.validation_score_)] == [7, 3]
+    model.save(tmp_path / "model")
+    losses = [record["validation_loss"] for record in load(tmp_path / "model").history_]
+    assert np.isnan(losses).tolist() == [True, True, True, False, False, True]
+
+
 def test_a_weight_counts_as_that_many_rows() -> None:
     weights = rng.integers(0, 4, size=400)
     rules: dict[str, Any] = {
@@ -166,6 +233,18 @@ def test_a_weight_counts_as_that_many_rows() -> None:
     weighted = GradientBoostingRegressor(**rules).fit(X, Y, weights)
     repeated = GradientBoostingRegressor(**rules).fit(np.repeat(X, weights, axis=0), np.repeat(Y, weights))
     np.testing.assert_allclose(weighted.predict(X), repeated.predict(X))
+
+
+@pytest.mark.parametrize("weighted", [1, 200])  # of 200 blocks of rows
+def test_rows_with_a_weight_have_bins_however_few_they_are(weighted: int) -> None:
+    x = np.arange(400_000.0)[:, None] % 2000
+    weights = np.zeros(len(x))
+    weights[1000 : 2000 * weighted : 2000] = weights[1001 : 2000 * weighted : 2000] = 1
+    y = x[:, 0] % 2
+    model = GradientBoostingRegressor(
+        learning_rate=1.0, max_iter=1, min_samples_leaf=1, early_stopping=False, on="threads:2"
+    ).fit(x, y, weights)
+    np.testing.assert_allclose(model.predict([[1000.0], [1001.0]]), [0, 1], atol=1e-9)
 
 
 def test_staged_predictions_end_with_those_of_the_model() -> None:
@@ -195,13 +274,84 @@ def test_rows_in_files(tmp_path: Path) -> None:
     assert trees_of(model) == trees_of(GradientBoostingClassifier(max_iter=3).fit(X, CLASSES))
 
 
-@pytest.mark.parametrize(("name", "value"), [("left", 0), ("column", 99), ("bin", -5)])
-def test_a_file_with_other_nodes_than_trees_is_not_followed(tmp_path: Path, name: str, value: int) -> None:
+class StreamedSource:
+    """Rows that are never in memory, and the number of times that some were read."""
+
+    num_rows, in_memory = len(X), False
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def load(self, begin: int, end: int) -> NamedArrays:
+        self.reads += 1
+        return NamedArrays({"X": X[begin:end], "y": Y[begin:end]})
+
+
+def test_steps_do_not_read_streams_again() -> None:
+    reads = []
+    for max_iter in (1, 5):
+        source = StreamedSource()
+        model = GradientBoostingRegressor(max_iter=max_iter, on="threads:1").fit(source)
+        reads.append(source.reads)
+    assert reads[0] == reads[1] > 0
+    assert trees_of(model) == trees_of(GradientBoostingRegressor(max_iter=5).fit(X, Y))
+
+
+def test_missing_values_in_files(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed here")
+    from pyarrow import parquet
+
+    data, y = X[:, :2].copy(), Y.copy()
+    data[::3, 0], data[1, 1] = np.nan, np.inf
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"a": data[:, 0], "b": data[:, 1], "y": y}), file)
+    model = GradientBoostingRegressor(max_iter=3, on="threads:2").fit(file, "y")
+    assert trees_of(model) == trees_of(GradientBoostingRegressor(max_iter=3).fit(data, y))
+    parquet.write_table(pyarrow.table({"a": data[:, 0], "b": data[:, 1], "y": data[:, 0]}), file)
+    with pytest.raises(Exception, match="y contains NaN or infinity"):
+        model.fit(file, "y")
+
+
+@pytest.mark.parametrize(
+    ("loss", "least", "message"), [("gamma", 0.0, "strictly positive y"), ("poisson", -1.0, "non-negative y")]
+)
+def test_targets_in_files_suit_the_loss(tmp_path: Path, loss: str, least: float, message: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed here")
+    from pyarrow import parquet
+
+    y = np.where(np.arange(400) < 300, 0.0, 2.0)
+    for name, targets in {"good": y + (loss == "gamma"), "bad": np.append(y[1:], least)}.items():
+        parquet.write_table(pyarrow.table({"x": X[:, 0], "y": targets}), tmp_path / name)
+    model = GradientBoostingRegressor(loss, max_iter=2, on="threads:2")
+    model.fit(tmp_path / "good", "y")
+    with pytest.raises(Exception, match=message):
+        model.fit(tmp_path / "bad", "y")
+
+
+def written_unchecked(model: Any, path: Path) -> None:
+    """Write the file of a damaged model: saving checks it as loading does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "find_wrong_attribute", lambda forms, attributes: None)
+        model.save(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("left", 0), ("left", (1 << 31) - 1), ("column", 99), ("bin", -5), ("scores", 1)]
+)
+def test_a_file_with_other_nodes_than_trees_is_not_loaded(tmp_path: Path, name: str, value: int) -> None:
     model = GradientBoostingRegressor(max_iter=1).fit(X, Y)
     model.trees_[name][0] = value
-    model.save(tmp_path / "model")
+    written_unchecked(model, tmp_path / "model")
     with pytest.raises(UsageError, match="they are not trees"):
-        load(tmp_path / "model").predict(X)
+        load(tmp_path / "model")
+
+
+def test_a_file_with_other_scores_than_classes_is_not_loaded(tmp_path: Path) -> None:
+    model = GradientBoostingClassifier(max_iter=1).fit(X, CLASSES)
+    model.classes_ = np.arange(4)
+    written_unchecked(model, tmp_path / "model")
+    with pytest.raises(UsageError, match=r"baseline_ has the shape \(3,\)"):
+        load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["roots", "categories", "value"])
@@ -219,6 +369,7 @@ def test_a_file_with_arrays_that_do_not_match_is_not_written(tmp_path: Path, nam
         ({"loss": "poisson"}, "requires non-negative y"),
         ({"loss": "quantile"}, "quantile must be a number"),
         ({"monotonic_cst": [1]}, "has shape"),
+        ({"monotonic_cst": {1: 7}}, r"monotonic_cst\[1\] must be either -1, 0 or 1. Got 7"),
         ({"monotonic_cst": [2, 0, 0, 0, 0]}, "array-like of -1, 0 or 1"),
         ({"categorical_features": [7]}, "has 7: expected a number below 5"),
         ({"categorical_features": [True]}, "boolean mask must have shape"),
