@@ -134,7 +134,7 @@ void test_means_in_all_instruction_sets() {
 
 void test_words_are_counted() {
   WordTable table;
-  table.add_text("a bb  a\n\n ccc\ta\r\nbb a", TextForm::kLines);
+  table.add_text("a bb  a\n\n ccc\ta\r\nbb\x1c\x1d a\x1e\x1f", TextForm::kLines);
   table.add_text(
       "a\x1f"
       "b b\x1e"

@@ -15,7 +15,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
 
-from ronde.errors import UsageError
+from ronde.errors import RemoteError, UsageError
 from ronde.ml import Word2Vec, load
 
 GROUPS, WORDS = 8, 6
@@ -76,6 +76,11 @@ def test_a_file_of_lines(tmp_path: Path) -> None:
     fits = [made(on=on).fit(path) for on in ("threads:1", "threads:3")]
     assert fits[0].vectors_.tobytes() == fits[1].vectors_.tobytes()
     assert share_of_right_neighbours(fits[0]) == 1
+    path.write_text("".join(f"a{mark}b b\n" for mark in "\x1c\x1d\x1e\x1f"))
+    assert dict(zip((model := made(min_count=1).fit(path)).words_, model.counts_.tolist())) == {
+        "b": 8,
+        "a": 4,
+    }
     path.write_text("")
     with pytest.raises(ValueError, match="is empty: expected a sentence on each line"):
         made().fit(path)
@@ -93,6 +98,11 @@ def test_a_column_of_parquet_files(tmp_path: Path, has_texts: bool) -> None:
     assert fits[0].vectors_.tobytes() == fits[1].vectors_.tobytes()
     assert fits[0].counts_.sum() == sum(map(len, SENTENCES))
     assert share_of_right_neighbours(fits[0]) == 1
+    if not has_texts:
+        parquet.write_table(pyarrow.table({"words": [["a", "b\x1fc"]] * 9}), tmp_path / "sentences.parquet")
+        with pytest.raises(RemoteError, match=r"contains the character U\+001E or U\+001F"):
+            made().fit(tmp_path, column="words")
+        return
     with pytest.raises(
         UsageError, match=r"'number' of .* has the type int64: expected texts or lists of texts"
     ):
