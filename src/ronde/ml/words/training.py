@@ -132,6 +132,7 @@ class WordStep:
             sample=options.sample,
             ns_exponent=options.ns_exponent,
             seed=state.seed,
+            shards=c.num_rows,
         )
         table = WordTable()
         table.add_counts(state.words, state.counts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -35,6 +36,7 @@ TEXT_OF_WORK = (
 )
 MOST_STEPS = (1 << 31) - 1  # the fit ends itself after its epochs
 QUESTIONS_AT_ONCE = 256
+RISE_OF_LOSS = 1.05  # that is no noise
 
 
 class Word2Vec(DistributedEstimator):
@@ -188,6 +190,7 @@ class Word2Vec(DistributedEstimator):
         self._set_vectors(state.vectors[:, : self.vector_size].copy(), state.words)
         self.counts_ = state.counts
         self._end_fit(progress, state.records)
+        warn_if_loss_rose(state.records)
         return self
 
     @property
@@ -374,6 +377,19 @@ class Word2Vec(DistributedEstimator):
     def _direction(self, word: str) -> Vectors:
         direction: Vectors = self._normed()[self._numbers([word])[0]]
         return direction
+
+
+def warn_if_loss_rose(records: Sequence[Mapping[str, Any]]) -> None:
+    """Warn if the loss of the last step exceeds that of the first one by more than its noise."""
+    if not records or records[-1]["loss"] <= RISE_OF_LOSS * records[0]["loss"]:
+        return
+    first, last = records[0]["loss"], records[-1]["loss"]
+    warnings.warn(
+        f"the loss rose from {first:.2f} in the first step to {last:.2f} in the last one: the vectors may have no use; "
+        "choose fewer n_shards, fewer words_per_step or a smaller learning_rate",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _directions(vectors: Vectors) -> Vectors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sklearn.utils import estimator_checks
 
 from ronde.errors import RemoteError, UsageError
 from ronde.ml import Word2Vec, load
+from ronde.ml.words.word2vec import warn_if_loss_rose
 
 GROUPS, WORDS = 8, 6
 
@@ -63,6 +65,23 @@ def test_the_loss_falls(model: Word2Vec) -> None:
     assert model.history_[-1]["epoch"] == 4
     rates = [record["learning_rate"] for record in model.history_]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_many_shards_with_few_words_do_not_diverge() -> None:
+    random = np.random.default_rng(0)
+    sentences = [[f"w{word}" for word in row] for row in random.integers(0, 25, (12_000, 8))]
+    model = made(min_count=1, n_shards=1024, words_per_step=10**9, sample=0).fit(sentences)
+    assert np.abs(model.vectors_).max() < 4
+
+
+def test_a_rising_loss_is_a_warning() -> None:
+    progress = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 2.5}]
+    with pytest.warns(RuntimeWarning, match=r"the loss rose from 2\.00 .* to 2\.50 .* smaller learning_rate"):
+        warn_if_loss_rose(progress)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_loss_rose(progress[::-1])
+        warn_if_loss_rose(progress[:1])
 
 
 def test_seeds_matter(model: Word2Vec) -> None:
