@@ -20,7 +20,7 @@ from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import ArrayForm, FittedForm
 from ronde.ml.tasks import SingleThreadedStep, place_of
 from ronde.ml.words.sentences import as_shards
-from ronde.ml.words.training import SEPARATOR, WordOptions, WordStep, drop_outputs
+from ronde.ml.words.training import SEPARATOR, WordOptions, WordStep, drop_outputs, word_that_is_not_utf8
 from ronde.ml.words.vector_files import read_vectors, write_vectors
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Word2Vec(DistributedEstimator):
                 files (None: X is no Parquet file).
 
         Raises:
-            ValueError: No word occurs `min_count` times, or X or a parameter is invalid.
+            ValueError: No word occurs `min_count` times, a word of a file is not UTF-8, or X or a parameter is invalid.
             UsageError: There are no Parquet files, or their column has another type.
             OSError: The file cannot be read.
             RemoteError: A task failed, or has ended.
@@ -184,6 +184,8 @@ class Word2Vec(DistributedEstimator):
             finish=drop_outputs,
         ).state
         if state.vectors is None:
+            if (word := word_that_is_not_utf8(state.words)) is not None:
+                raise ValueError(f"the word {word!r} is not UTF-8: expected a text in UTF-8")
             raise ValueError(
                 f"no word occurs min_count={self.min_count} times: give more sentences, or a smaller min_count"
             )
@@ -319,7 +321,7 @@ class Word2Vec(DistributedEstimator):
 
         Raises:
             NotFittedError: `fit` has not been called.
-            ValueError: A word contains white space.
+            ValueError: A word is empty or contains white space of ASCII.
             OSError: The file cannot be written.
         """
         write_vectors(path, self.words_, self.vectors_, binary)

@@ -100,6 +100,9 @@ def test_a_file_of_lines(tmp_path: Path) -> None:
         "b": 8,
         "a": 4,
     }
+    path.write_bytes(b"caf\xe9 mot " * 5)
+    with pytest.raises(ValueError, match=r"the word b'caf\\xe9' is not UTF-8: expected a text in UTF-8"):
+        made().fit(path)
     path.write_text("")
     with pytest.raises(ValueError, match="is empty: expected a sentence on each line"):
         made().fit(path)
@@ -199,9 +202,13 @@ def test_vectors_in_files(model: Word2Vec, tmp_path: Path, binary: bool) -> None
 
 def test_words_with_spaces_have_no_file_of_vectors(tmp_path: Path) -> None:
     model = made(min_count=1).fit([["new york", "city"]])
-    with pytest.raises(ValueError, match="'new york' contains white space"):
+    with pytest.raises(ValueError, match="'new york' is empty or contains white space of ASCII"):
         model.save_vectors(tmp_path / "vectors")
     assert not list(tmp_path.iterdir())
+    other_space = made(min_count=1).fit([["20\u00a0km", "à\u2003b"]])  # it separates no words in the format
+    for binary in (False, True):
+        other_space.save_vectors(tmp_path / "vectors", binary=binary)
+        assert Word2Vec.load_vectors(tmp_path / "vectors", binary=binary).words_ == other_space.words_
     model.save(tmp_path / "model")
     assert load(tmp_path / "model").words_ == model.words_
 
