@@ -31,6 +31,11 @@ class Entries(NamedTuple):
         """How many documents there are."""
         return len(self.offsets) - 1
 
+    def rows(self, begin: int, end: int) -> Entries:
+        """Return the documents from `begin` to `end`."""
+        first, last = self.offsets[begin], self.offsets[end]
+        return Entries(self.offsets[begin : end + 1] - first, self.words[first:last], self.counts[first:last])
+
 
 def entries_of(X: Any) -> Entries:
     """Return the entries of an array or a CSR matrix."""

@@ -15,6 +15,7 @@ from scipy.sparse import csr_array
 
 from ronde.errors import UsageError
 from ronde.ml import LatentDirichletAllocation, load
+from ronde.ml.topics import inference
 
 Array = NDArray[Any]
 
@@ -104,6 +105,31 @@ def test_shares_of_topics_add_up_to_one() -> None:
         model.transform(X),
     )
     assert model.get_feature_names_out().tolist() == [f"latentdirichletallocation{k}" for k in range(TOPICS)]
+
+
+def test_ctrl_c_can_end_a_prediction_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, infer_topics = [], inference.infer_topics
+
+    def recorded(offsets: Array, *arguments: Any) -> None:
+        sizes.append(len(offsets) - 1)
+        infer_topics(offsets, *arguments)
+
+    model = fitted(max_iter=5)
+    expected = model.transform(LATER)
+    monkeypatch.setattr(inference, "infer_topics", recorded)
+    monkeypatch.setattr(inference, "DOCUMENTS_AT_ONCE", 30)
+    np.testing.assert_array_equal(model.transform(LATER), expected)
+    assert sizes == [30, 30, 30, 10]
+
+
+def test_the_documents_of_a_pass_are_ordered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(
+        np.random, "default_rng", lambda seed, make=np.random.default_rng: made.append(seed) or make(seed)
+    )
+    model = fitted(learning_method="online", batch_size=50, max_iter=2)
+    assert model.n_batch_iter_ == 12
+    assert len(made) == 3  # of the first components and of two passes
 
 
 def test_the_perplexity_of_documents_with_known_topics() -> None:
