@@ -39,6 +39,7 @@ SAMPLING_STEPS, ONLINE_PASSES = 100, 10  # of max_iter=None
 WORK_OF_AN_ENTRY = 16  # as of so many numbers of k-means: for `place_of`
 ENTRIES_OF_BLOCK = 1 << 13
 MOST_TOPICS = (1 << 16) - 1
+SMALLEST_PRIOR = 1e-12  # products of smaller ones may be 0 in float32
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DistributedEstimator):
@@ -54,7 +55,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     Args:
         n_components: The number of topics (10).
         doc_topic_prior: The prior of each topic in a document, often called alpha; `"auto"` learns one for each topic
-            (None: 1 / n_components).
+            (None: 1 / n_components). At least 1e-12, as the next one.
         topic_word_prior: The prior of each word in a topic, often called eta or beta; `"auto"` learns it (None:
             1 / n_components).
         learning_method: `"sampling"`; or `"online"`, online variational Bayes, which reads a batch of documents in a
@@ -91,8 +92,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **DistributedEstimator._parameter_constraints,
         "n_components": [Interval(Integral, 1, MOST_TOPICS, closed="both")],
-        "doc_topic_prior": [None, StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
-        "topic_word_prior": [None, StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
+        "doc_topic_prior": [None, StrOptions({"auto"}), Interval(Real, SMALLEST_PRIOR, None, closed="left")],
+        "topic_word_prior": [None, StrOptions({"auto"}), Interval(Real, SMALLEST_PRIOR, None, closed="left")],
         "learning_method": [StrOptions({"sampling", "online", "batch"})],
         "learning_decay": [Interval(Real, 0, 1, closed="both")],
         "learning_offset": [Interval(Real, 1, None, closed="left")],

@@ -196,11 +196,24 @@ def test_a_loaded_model_predicts_the_same(tmp_path: Path, is_partial: bool) -> N
         (np.array([[1.0, -1.0]]), "Negative values in data passed to LatentDirichletAllocation"),
         (np.array([[2.0**30, 1.0]]), "X contains 1073741825 words, and the sampler counts up to 1073741824"),
         (np.array([[np.nan, 1.0]]), "contains NaN"),
+        (
+            np.array([[1e-9, 3e-9]]),
+            "the counts in X have a mean of 2e-09, .* in units of 9.53674e-07: multiply",
+        ),
+        (np.array([[1e-310, 0.0]]), "the counts in X have a mean of 1e-310"),
     ],
 )
 def test_counts_that_cannot_be_are_errors(rows: Array, message: str) -> None:
     with pytest.raises(Exception, match=message):
         LatentDirichletAllocation(2, on="threads:1").fit(rows)
+
+
+def test_small_priors() -> None:
+    with pytest.raises(ValueError, match="'topic_word_prior' parameter"):
+        fitted(topic_word_prior=1e-40)
+    model = fitted(topic_word_prior=1e-12, doc_topic_prior=1e-12, max_iter=30)
+    assert np.isfinite([record["loss"] for record in model.history_]).all()
+    assert np.isfinite(model.transform(LATER)).all()
 
 
 def test_an_empty_document_and_a_topic_without_words() -> None:
