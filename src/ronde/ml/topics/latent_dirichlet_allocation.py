@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from ronde.comqueue import iterate
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm
-from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.tasks import SingleThreadedStep, can_lose_a_task, place_of
 from ronde.ml.topics.documents import Entries, check_counts, entries_of
 from ronde.ml.topics.evaluation import npmi_coherence, umass_coherence, with_halves
 from ronde.ml.topics.inference import OnlineStep, first_components, infer, log_likelihoods, word_shares
@@ -38,6 +38,7 @@ Array = NDArray[Any]
 SAMPLING_STEPS, ONLINE_PASSES = 100, 10  # of max_iter=None
 WORK_OF_AN_ENTRY = 16  # as of so many numbers of k-means: for `place_of`
 ENTRIES_OF_BLOCK = 1 << 13
+STEPS_OF_CHECKPOINT = 10
 MOST_TOPICS = (1 << 16) - 1
 SMALLEST_PRIOR = 1e-12  # products of smaller ones may be 0 in float32
 
@@ -185,12 +186,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             self._seed(),
             progress,
         )
+        place = place_of(self.on, WORK_OF_AN_ENTRY * data.size)
         result = iterate(
             SingleThreadedStep(step),
             data=data.rows,
             state=step.first_state(),
             max_iter=max_iter,
-            on=place_of(self.on, WORK_OF_AN_ENTRY * data.size),
+            on=place,
+            checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             finish=forget_topics,
             rows_per_block=rows_per_block(data),
         )
@@ -212,12 +215,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         step = self._online_step(data.num_features, progress)
         if is_batch:
             step = replace(step, batch_size=data.num_rows, decay=0.0)
+        place = place_of(self.on, WORK_OF_AN_ENTRY * data.size // batches)
         result = iterate(
             SingleThreadedStep(step),
             data=data.rows,
             state=step.first_state(),
             max_iter=max_steps,
-            on=place_of(self.on, WORK_OF_AN_ENTRY * data.size // batches),
+            on=place,
+            checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             rows_per_block=rows_per_block(data),
         )
         self.components_ = result.state.components

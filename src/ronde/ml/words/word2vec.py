@@ -18,7 +18,7 @@ from ronde.comqueue import iterate
 from ronde.errors import UsageError
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import ArrayForm, FittedForm
-from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.tasks import SingleThreadedStep, can_lose_a_task, place_of
 from ronde.ml.words.sentences import as_shards
 from ronde.ml.words.training import SEPARATOR, WordOptions, WordStep, drop_outputs, word_that_is_not_utf8
 from ronde.ml.words.vector_files import read_vectors, write_vectors
@@ -35,6 +35,7 @@ TEXT_OF_WORK = (
     32  # bytes for a number of `place_of`: with less than 16 MB, exchanges cost what a second thread saves
 )
 MOST_STEPS = (1 << 31) - 1  # the fit ends itself after its epochs
+STEPS_OF_CHECKPOINT = 50  # it contains the vectors and outputs: an epoch of a small text
 QUESTIONS_AT_ONCE = 256
 RISE_OF_LOSS = 1.05  # that is no noise
 
@@ -175,12 +176,14 @@ class Word2Vec(DistributedEstimator):
         progress = self._progress(None, {"X": X, "y": y})
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         step = WordStep(self._options(), is_lines, seed, progress)
+        place = place_of(self.on, size // TEXT_OF_WORK)
         state = iterate(
             SingleThreadedStep(step),
             data=shards,
             state=step.first_state(),
             max_iter=MOST_STEPS,
-            on=place_of(self.on, size // TEXT_OF_WORK),
+            on=place,
+            checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             finish=drop_outputs,
         ).state
         if state.vectors is None:

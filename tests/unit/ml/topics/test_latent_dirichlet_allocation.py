@@ -13,6 +13,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from scipy.sparse import csr_array
 
+from ronde._native import infer_topics
 from ronde.errors import UsageError
 from ronde.ml import LatentDirichletAllocation, load
 from ronde.ml.topics import inference
@@ -108,7 +109,7 @@ def test_shares_of_topics_add_up_to_one() -> None:
 
 
 def test_ctrl_c_can_end_a_prediction_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, infer_topics = [], inference.infer_topics
+    sizes = []
 
     def recorded(offsets: Array, *arguments: Any) -> None:
         sizes.append(len(offsets) - 1)
@@ -123,10 +124,13 @@ def test_ctrl_c_can_end_a_prediction_between_pieces(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_documents_of_a_pass_are_ordered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(
-        np.random, "default_rng", lambda seed, make=np.random.default_rng: made.append(seed) or make(seed)
-    )
+    made, make = [], np.random.default_rng
+
+    def counted(seed: Any) -> np.random.Generator:
+        made.append(seed)
+        return make(seed)
+
+    monkeypatch.setattr(np.random, "default_rng", counted)
     model = fitted(learning_method="online", batch_size=50, max_iter=2)
     assert model.n_batch_iter_ == 12
     assert len(made) == 3  # of the first components and of two passes
