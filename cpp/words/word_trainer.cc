@@ -12,7 +12,7 @@ constexpr size_t kLongestSentence = 10'000;
 constexpr double kShareOfUpdate = 0.01;  // see apply()
 constexpr uint32_t kWordsPerLoss = 64;
 constexpr float kMostChange = 4, kMostSum = 127;  // of a number, by a shard and by all: 127 / 2^-24 is less than 2^31
-constexpr double kMostMove = 1;                   // see apply()
+constexpr double kMostMove = 1, kMostMoveOfShards = 128;  // see apply()
 
 double length_of(const int32_t* sums, size_t width) {
   double square = 0;
@@ -127,11 +127,11 @@ void SharedRows::apply(std::span<const int64_t> numbers, float share) {
     float* row = rows_ + number * width_;
     int32_t* sums = sums_of(number);
     const float way = share * static_cast<float>(sums[width_]);
-    const auto shards = static_cast<float>(sums[width_ + 1]);
-    const double length = length_of(sums, width_);
-    const auto most = static_cast<float>(std::max(kMostMove / length, 1 / static_cast<double>(shards)));
-    const float scale = std::min((1 + way / shards) / (1 + way), most);
-    best_word_kernels().apply_change(row, width_, sums, scale);
+    const double length = length_of(sums, width_), shards = sums[width_ + 1];
+    const double most_move = std::max({kMostMove, kMostMoveOfShards / shards, length / shards});
+    const float scale = (1 + way / static_cast<float>(shards)) / (1 + way);
+    const auto most_scale = static_cast<float>(most_move / std::max(length, most_move));
+    best_word_kernels().apply_change(row, width_, sums, std::min(scale, most_scale));
     std::fill_n(sums, sums_per_row(), 0);
     is_changed_[number] = 0;
   }

@@ -87,8 +87,9 @@ class SharedRows {
   // the end. If an update makes a share a of the way, n updates make about na / (1 + na) of it. So the changes of k
   // shards with n updates all together are multiplied by (1 + na / k) / (1 + na): k times n / k updates become n.
   //
-  // While rows are short, a is about 0, and does not tell how far many shards lead. So a row moves by no more than a
-  // length of 1, or the mean of its shards' changes if that is longer.
+  // While rows are short, a is about 0, and does not tell how far many shards lead. So a row moves by no more than the
+  // largest of these lengths: 1, 128 / k (with 8 shards, rows of outputs have moved by 11 in good fits), and that of
+  // the mean of its shards' changes.
   void apply(std::span<const int64_t> numbers, float share);
 
  private:
