@@ -44,7 +44,7 @@ Documents documents_of(const Offsets& offsets, const Words& words, const Doubles
     const double count = counts.data()[entry];
     is_valid &= static_cast<uint32_t>(words.data()[entry]) < word_count && count >= 0 && count <= 0x1p31;
   }
-  check_topics(is_valid, "an entry has an unknown word, or a count that is negative, infinite or NaN");
+  check_topics(is_valid, "an entry has an unknown word, or a count that is negative, NaN or larger than 2^31");
   return {offsets.data(), words.data(), counts.data(), rows};
 }
 

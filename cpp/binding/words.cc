@@ -135,14 +135,15 @@ class ShardTrainer {
 
 void make_trainer(ShardTrainer* self, const Counts& counts, const Vectors& vectors, const Vectors& outputs,
                   size_t window, size_t negative, bool is_cbow, bool shrinks_window, double sample, double ns_exponent,
-                  uint64_t seed) {
+                  uint64_t seed, size_t shards) {
   const size_t words = counts.shape(0), width = vectors.shape(1);
   require(words > 0 && words < INT32_MAX, "there are no words, or too many");
   require(vectors.shape(0) == words, "there is not one vector for each word");
   require(outputs.shape(0) == (negative > 0 || words < 2 ? words : words - 1), "outputs have another number of rows");
   require(width > 0 && width % kWordLanes == 0 && outputs.shape(1) == width, "vectors have another length");
   require(window > 0 && window < INT32_MAX, "the window is empty");
-  const WordOptions options{width, window, negative, is_cbow, shrinks_window, sample, ns_exponent, seed};
+  require(shards > 0 && shards < INT32_MAX, "there are no shards, or too many");
+  const WordOptions options{width, window, negative, is_cbow, shrinks_window, sample, ns_exponent, shards, seed};
   new (self) ShardTrainer(options, counts, vectors, outputs);
 }
 
@@ -166,7 +167,7 @@ void bind_words(nb::module_& module) {
   nb::class_<ShardTrainer>(module, "WordTrainer")
       .def("__init__", &make_trainer, "counts"_a.noconvert(), "vectors"_a.noconvert(), "outputs"_a.noconvert(),
            nb::kw_only(), "window"_a, "negative"_a, "is_cbow"_a, "shrinks_window"_a, "sample"_a, "ns_exponent"_a,
-           "seed"_a)
+           "seed"_a, "shards"_a)
       .def_ro_static("lanes", &kWordLanes)
       .def("add_shard", &ShardTrainer::add_shard, "table"_a, "text"_a.noconvert(), "is_lines"_a, "number"_a)
       .def("train", &ShardTrainer::train, "epoch"_a, "part"_a, "parts"_a, "rate"_a, "last_rate"_a)

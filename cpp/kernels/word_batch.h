@@ -34,8 +34,8 @@ struct WordKernels {
   void (*average)(float* const* vectors, size_t count, size_t width, float* mean, float* copy);
   // Adds moved - mean to each of some vectors.
   void (*spread)(float* const* vectors, size_t count, size_t width, const float* moved, const float* mean);
-  // Adds now - before to the sums, in units of 2^-24. A change of more than 4 counts as 4; sums wrap around.
-  void (*add_change)(const float* now, const float* before, size_t width, int32_t* sums);
+  // Adds now - before to the sums, in units of 2^-24. A change of more than `most`, at most 4, counts as `most`.
+  void (*add_change)(const float* now, const float* before, size_t width, float most, int32_t* sums);
   // Adds the sums, in these units, times a factor to a vector.
   void (*apply_change)(float* vector, size_t width, const int32_t* sums, float factor);
 };

@@ -183,9 +183,8 @@ void spread(float* const* vectors, size_t count, size_t width, const float* move
 
 constexpr float kUnit = 0x1p-24f;
 
-void add_change(const float* now, const float* before, size_t width, int32_t* sums) {
-  constexpr float kMost = 4;
-  const Floats most = Floats{} + kMost, half = Floats{} + 0.5f;
+void add_change(const float* now, const float* before, size_t width, float most_change, int32_t* sums) {
+  const Floats most = Floats{} + most_change, half = Floats{} + 0.5f;
   for (size_t at = 0; at < width; at += kItems) {
     Floats change = load(now + at) - load(before + at);
     change = change < most ? change : most;  // a NaN becomes the bound

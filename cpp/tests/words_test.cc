@@ -103,7 +103,7 @@ void test_changes_in_all_instruction_sets() {
   now[1] = 1e30f;
   for (const Kernels* kernels : available_kernels()) {
     std::vector<int32_t> sums(32, 5);
-    kernels->words->add_change(now.data(), before.data(), 32, sums.data());
+    kernels->words->add_change(now.data(), before.data(), 32, 4, sums.data());
     CHECK(sums[0] == (1 << 26) + 5 && sums[1] == (1 << 26) + 5);
     for (size_t i = 2; i < sums.size(); ++i) {
       CHECK(std::fabs(std::ldexp(sums[i] - 5, -24) - static_cast<double>(now[i] - before[i])) < 1e-7);
@@ -134,7 +134,7 @@ void test_means_in_all_instruction_sets() {
 
 void test_words_are_counted() {
   WordTable table;
-  table.add_text("a bb  a\n\n ccc\ta\r\nbb a", TextForm::kLines);
+  table.add_text("a bb  a\n\n ccc\ta\r\nbb\x1c\x1d a\x1e\x1f", TextForm::kLines);
   table.add_text(
       "a\x1f"
       "b b\x1e"
@@ -180,7 +180,7 @@ struct Corpus {
   static constexpr size_t kWords = 12, kWidth = 16;
   std::vector<int64_t> counts = std::vector<int64_t>(kWords);
   EncodedShard shards[2];
-  WordOptions options{kWidth, 3, 5, false, true, 0, 0.75, 7};
+  WordOptions options{kWidth, 3, 5, false, true, 0, 0.75, 2, 7};
 
   Corpus() {
     for (int sentence = 0; sentence < 400; ++sentence) {
@@ -260,10 +260,32 @@ void test_words_of_a_group_become_similar_and_tasks_do_not_matter() {
   }
 }
 
+// Many shards that move a row as far as they can: the sums do not wrap around, and the row does not move too far.
+void test_sums_of_many_shards_fit() {
+  constexpr size_t kWidth = 16;
+  for (const size_t shards : {1, 32, 33, 1000}) {
+    std::vector<float> rows(kWidth);
+    SharedRows shared(rows.data(), 1, kWidth, shards);
+    for (size_t shard = 0; shard < shards; ++shard) {
+      std::fill_n(shared.row(0), kWidth, 100.0f);
+      for (int i = 0; i < 3; ++i) shared.add_updates(0, INT32_MAX);
+      shared.end_shard();
+    }
+    const std::vector<int64_t> numbers{0};
+    std::vector<int32_t> sums(shared.sums_per_row());
+    shared.take(numbers, sums.data());
+    CHECK(sums[0] > 0 && sums[kWidth - 1] == sums[0] && sums[kWidth] > 0);
+    const double all = sums[0] * 0x1p-24, count = static_cast<double>(shards);
+    const double most = std::max(1.0, 128 / count) / std::sqrt(kWidth);  // of a number
+    shared.apply(numbers, 0);
+    CHECK(std::fabs(static_cast<double>(rows[0]) - std::min(all, std::max(most, all / count))) < 1e-5);
+  }
+}
+
 void test_a_single_word_needs_no_tree() {
   std::vector<float> vectors(16, 0.5f), outputs(16);
   const std::vector<int64_t> counts{3};
-  WordTrainer trainer({16, 2, 0, false, true, 0, 0.75, 1}, counts, vectors.data(), outputs.data());
+  WordTrainer trainer({16, 2, 0, false, true, 0, 0.75, 1, 1}, counts, vectors.data(), outputs.data());
   CHECK(trainer.train({{0, 0, 0}, {3}}, 0, 0, 1, 0, 0.05f, 0.05f).count == 0);
 }
 
@@ -280,5 +302,6 @@ int main() {
   ronde::test_a_large_table();
   ronde::test_sentences_are_encoded();
   ronde::test_words_of_a_group_become_similar_and_tasks_do_not_matter();
+  ronde::test_sums_of_many_shards_fit();
   ronde::test_a_single_word_needs_no_tree();
 }

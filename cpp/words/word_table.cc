@@ -17,7 +17,7 @@ constexpr std::array<uint8_t, 256> kinds_of(std::string_view word_ends, char sen
   return kinds;
 }
 
-constexpr auto kKindsOfLines = kinds_of(" \t\r\v\f", '\n');
+constexpr auto kKindsOfLines = kinds_of(" \t\r\v\f\x1c\x1d\x1e\x1f", '\n');
 constexpr auto kKindsOfParts = kinds_of("\x1f", '\x1e');
 
 uint64_t mixed(uint64_t value) {

@@ -1,8 +1,8 @@
 // Words of sentences, numbered in the order in which they first occur, with their counts.
 //
 // A text is UTF-8 and a row of sentences of words. In a text of lines, sentences end with a line feed and words with
-// white space of ASCII. In a text of parts, sentences end with the character U+001E and words with U+001F, so that
-// words may contain everything else.
+// white space of ASCII or U+001C to U+001F. In a text of parts, sentences end with the character U+001E and words with
+// U+001F, so that words may contain everything else.
 #pragma once
 
 #include <cstddef>

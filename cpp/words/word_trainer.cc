@@ -11,6 +11,14 @@ namespace {
 constexpr size_t kLongestSentence = 10'000;
 constexpr double kShareOfUpdate = 0.01;  // see apply()
 constexpr uint32_t kWordsPerLoss = 64;
+constexpr float kMostChange = 4, kMostSum = 127;  // of a number, by a shard and by all: 127 / 2^-24 is less than 2^31
+constexpr double kMostMove = 1, kMostMoveOfShards = 128;  // see apply()
+
+double length_of(const int32_t* sums, size_t width) {
+  double square = 0;
+  for (size_t i = 0; i < width; ++i) square += static_cast<double>(sums[i]) * sums[i];
+  return std::sqrt(square) * 0x1p-24;
+}
 
 uint64_t scrambled(uint64_t value) {
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -61,9 +69,11 @@ std::pair<size_t, size_t> part_of(const EncodedShard& shard, size_t part, size_t
   return {bound(part), bound(part + 1)};
 }
 
-SharedRows::SharedRows(float* rows, size_t count, size_t width)
+SharedRows::SharedRows(float* rows, size_t count, size_t width, size_t shards)
     : rows_(rows),
       width_(width),
+      most_change_(std::min(kMostChange, kMostSum / static_cast<float>(shards))),
+      most_updates_(static_cast<int32_t>(INT32_MAX / shards)),
       copies_(new float[count * width]),
       sums_(count * (width + kCounts)),
       updates_(count),
@@ -77,7 +87,8 @@ void SharedRows::copy(size_t number) {
 void SharedRows::end_shard() {
   for (const size_t number : copied_) {
     int32_t* sums = sums_of(number);
-    best_word_kernels().add_change(copies_.get() + number * width_, rows_ + number * width_, width_, sums);
+    best_word_kernels().add_change(copies_.get() + number * width_, rows_ + number * width_, width_, most_change_,
+                                   sums);
     sums[width_] += updates_[number];
     sums[width_ + 1] += 1;
     updates_[number] = 0;
@@ -116,8 +127,11 @@ void SharedRows::apply(std::span<const int64_t> numbers, float share) {
     float* row = rows_ + number * width_;
     int32_t* sums = sums_of(number);
     const float way = share * static_cast<float>(sums[width_]);
-    const float scale = (1 + way / static_cast<float>(sums[width_ + 1])) / (1 + way);
-    best_word_kernels().apply_change(row, width_, sums, scale);
+    const double length = length_of(sums, width_), shards = sums[width_ + 1];
+    const double most_move = std::max({kMostMove, kMostMoveOfShards / shards, length / shards});
+    const float scale = (1 + way / static_cast<float>(shards)) / (1 + way);
+    const auto most_scale = static_cast<float>(most_move / std::max(length, most_move));
+    best_word_kernels().apply_change(row, width_, sums, std::min(scale, most_scale));
     std::fill_n(sums, sums_per_row(), 0);
     is_changed_[number] = 0;
   }
@@ -125,8 +139,9 @@ void SharedRows::apply(std::span<const int64_t> numbers, float share) {
 
 WordTrainer::WordTrainer(const WordOptions& options, std::span<const int64_t> counts, float* vectors, float* outputs)
     : options_(options),
-      vectors_(vectors, counts.size(), options.width),
-      outputs_(outputs, options.negative > 0 || counts.size() < 2 ? counts.size() : counts.size() - 1, options.width),
+      vectors_(vectors, counts.size(), options.width, options.shards),
+      outputs_(outputs, options.negative > 0 || counts.size() < 2 ? counts.size() : counts.size() - 1, options.width,
+               options.shards),
       kernels_(best_word_kernels()),
       mean_(options.width),
       copy_(options.width) {

@@ -8,6 +8,7 @@
 // product of small matrices. With hierarchical softmax, the outputs are the nodes above a word in a Huffman tree.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,6 +30,7 @@ struct WordOptions {
   bool shrinks_window;  // to a random size from 1, for each word
   double sample;        // words that are more frequent than this are left out at random; 0: none
   double ns_exponent;   // negative samples have the frequencies of words to this power
+  size_t shards;        // of all trainers: at least 1
   uint64_t seed;
 };
 
@@ -47,7 +49,8 @@ std::pair<size_t, size_t> part_of(const EncodedShard& shard, size_t part, size_t
 // A matrix of one row for each word (or node): the vectors before, and the sums of what shards changed.
 class SharedRows {
  public:
-  SharedRows(float* rows, size_t count, size_t width);
+  // `shards`: of all trainers. What one of them adds is limited so that the sums of all fit in 32 bits.
+  SharedRows(float* rows, size_t count, size_t width, size_t shards);
 
   // The copy of a row that the shard being trained changes.
   float* row(size_t number) {
@@ -64,7 +67,9 @@ class SharedRows {
     for (size_t at = 0; at < width_; at += kLine) __builtin_prefetch(row + at);
   }
   // Notes that the shard has changed a row for so many more predictions.
-  void add_updates(size_t number, size_t count) { updates_[number] += static_cast<int32_t>(count); }
+  void add_updates(size_t number, size_t count) {
+    updates_[number] = static_cast<int32_t>(std::min<int64_t>(most_updates_, updates_[number] + int64_t(count)));
+  }
   // Adds what a shard changed to the sums.
   void end_shard();
   // Whether each row was changed since the last apply, as 1 or 0.
@@ -81,6 +86,10 @@ class SharedRows {
   // Where shards change a row often, each of them makes most of the way, and the sum of their changes would lead beyond
   // the end. If an update makes a share a of the way, n updates make about na / (1 + na) of it. So the changes of k
   // shards with n updates all together are multiplied by (1 + na / k) / (1 + na): k times n / k updates become n.
+  //
+  // While rows are short, a is about 0, and does not tell how far many shards lead. So a row moves by no more than the
+  // largest of these lengths: 1, 128 / k (with 8 shards, rows of outputs have moved by 11 in good fits), and that of
+  // the mean of its shards' changes.
   void apply(std::span<const int64_t> numbers, float share);
 
  private:
@@ -92,6 +101,8 @@ class SharedRows {
 
   float* rows_;
   size_t width_;
+  float most_change_;                // of a number, by a shard
+  int32_t most_updates_;             // of a row, by a shard
   std::unique_ptr<float[]> copies_;  // uninitialized: memory that no shard touches is not used
   std::vector<int32_t> sums_;
   std::vector<int32_t> updates_;  // by the shard

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ronde.launch.clusters.cluster import Cluster
     from ronde.ml.training_data import TrainingData
 
-__all__ = ["SingleThreadedStep", "iterate_fit", "one_blas_thread", "place_of"]
+__all__ = ["SingleThreadedStep", "can_lose_a_task", "iterate_fit", "one_blas_thread", "place_of"]
 
 WORK_OF_A_TASK = 1 << 18  # numbers: with fewer, starting another thread costs more than it saves
 
@@ -35,6 +35,14 @@ def place_of(on: str | Cluster | None, size: int) -> str | Cluster | None:
     if on is not None or has_joined():
         return on
     return f"threads:{max(1, min(len(os.sched_getaffinity(0)), size // WORK_OF_A_TASK))}"
+
+
+def can_lose_a_task(place: str | Cluster | None) -> bool:
+    """Return whether a task may be lost while this process goes on, so that checkpoints in memory have a use.
+
+    Threads of this process, and the ranks of this job (None), end together. `place`: as of `place_of`.
+    """
+    return place is not None and not (isinstance(place, str) and place.startswith("threads"))
 
 
 class _Limit:

@@ -31,6 +31,11 @@ class Entries(NamedTuple):
         """How many documents there are."""
         return len(self.offsets) - 1
 
+    def rows(self, begin: int, end: int) -> Entries:
+        """Return the documents from `begin` to `end`."""
+        first, last = self.offsets[begin], self.offsets[end]
+        return Entries(self.offsets[begin : end + 1] - first, self.words[first:last], self.counts[first:last])
+
 
 def entries_of(X: Any) -> Entries:
     """Return the entries of an array or a CSR matrix."""
@@ -70,7 +75,11 @@ def survey_counts(c: IterationStep, estimator: str) -> CountSurvey:
     def survey(block: Any) -> dict[str, Any]:
         counts = entries_of(block.X).counts
         check_counts(counts, estimator)
-        return {"occurrences": counts.sum(), "fractions": int(np.count_nonzero(counts % 1))}
+        return {
+            "occurrences": counts.sum(),
+            "entries": int(np.count_nonzero(counts)),
+            "fractions": int(np.count_nonzero(counts % 1)),
+        }
 
     found = c.sum_blocks(survey)
     occurrences = float(found["occurrences"])
@@ -81,5 +90,13 @@ def survey_counts(c: IterationStep, estimator: str) -> CountSurvey:
         )
     if not found["fractions"]:
         return CountSurvey(occurrences, 1.0)
-    exponent = math.floor(math.log2(MOST_UNITS / occurrences))
-    return CountSurvey(occurrences, float(min(LARGEST_SCALE, 1 << max(0, exponent))))
+    scale = float(LARGEST_SCALE)
+    if occurrences * scale > MOST_UNITS:
+        scale = 2.0 ** math.floor(math.log2(MOST_UNITS / occurrences))
+    mean = occurrences / found["entries"]
+    if mean * scale < 1:
+        raise ValueError(
+            f"the counts in X have a mean of {mean:g}, and the sampler counts in units of {1 / scale:g}: multiply "
+            'them, for example so that their mean is 1, or use learning_method="online"'
+        )
+    return CountSurvey(occurrences, scale)

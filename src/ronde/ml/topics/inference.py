@@ -7,7 +7,7 @@ topics are summed as integers, so the number of tasks changes no bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ Array = NDArray[Any]
 FIXED_POINT = 1 << 20  # of the sums that the native code gives
 LANES = 16  # the native code takes rows of a multiple of so many numbers
 MOST_ITERATIONS = 100  # of a prediction
+DOCUMENTS_AT_ONCE = 4096  # of a prediction; between them, Ctrl-C ends it
 PIECE = 256  # documents whose words are looked at together
 LEAST = 1e-300  # whose logarithm is finite
 TOLERANCE = 1e-3  # of a prediction: the mean change of a topic's expected occurrences
@@ -42,8 +43,11 @@ def infer(entries: Entries, shares: Array, priors: Array) -> Array:
 
     `shares`: as of `word_shares`.
     """
-    gammas = np.empty((entries.num_rows, shares.shape[1]))
-    infer_topics(*entries, _padded(shares), priors, MOST_ITERATIONS, TOLERANCE, False, gammas, None)
+    gammas, padded = np.empty((entries.num_rows, shares.shape[1])), _padded(shares)
+    for begin in range(0, entries.num_rows, DOCUMENTS_AT_ONCE):
+        piece = entries.rows(begin, min(begin + DOCUMENTS_AT_ONCE, entries.num_rows))
+        found = gammas[begin : begin + DOCUMENTS_AT_ONCE]
+        infer_topics(*piece, padded, priors, MOST_ITERATIONS, TOLERANCE, False, found, None)
     return gammas
 
 
@@ -70,7 +74,7 @@ def first_components(seed: int, topics: int, words: int) -> Array:
     return np.random.default_rng(seed).gamma(100.0, 0.01, (topics, words))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OnlineStep:
     """Moves the components towards those that fit a batch of documents.
 
@@ -103,6 +107,7 @@ class OnlineStep:
     tolerance: float
     seed: int
     progress: Progress
+    _pass_order: tuple[int, Array] | None = field(default=None, init=False, repr=False)  # of this task
 
     def first_state(self) -> dict[str, Any]:
         """Return the state with which the iteration begins."""
@@ -131,8 +136,10 @@ class OnlineStep:
         passes, number = divmod(c.step_no - 1, batches)
         if batches == 1:
             return np.arange(c.num_rows)
-        order = np.random.default_rng([c.state.seed, passes]).permutation(c.num_rows)
-        return np.sort(order[number::batches])
+        if self._pass_order is None or self._pass_order[0] != passes:
+            order = np.random.default_rng([c.state.seed, passes]).permutation(c.num_rows)
+            self._pass_order = passes, order
+        return np.sort(self._pass_order[1][number::batches])
 
     def _expected(self, c: IterationStep, batch: Array) -> dict[str, Array]:
         """Return sums over those documents of the batch that this task has."""

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from ronde.comqueue import iterate
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm
-from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.tasks import SingleThreadedStep, can_lose_a_task, place_of
 from ronde.ml.topics.documents import Entries, check_counts, entries_of
 from ronde.ml.topics.evaluation import npmi_coherence, umass_coherence, with_halves
 from ronde.ml.topics.inference import OnlineStep, first_components, infer, log_likelihoods, word_shares
@@ -38,7 +38,9 @@ Array = NDArray[Any]
 SAMPLING_STEPS, ONLINE_PASSES = 100, 10  # of max_iter=None
 WORK_OF_AN_ENTRY = 16  # as of so many numbers of k-means: for `place_of`
 ENTRIES_OF_BLOCK = 1 << 13
+STEPS_OF_CHECKPOINT = 10
 MOST_TOPICS = (1 << 16) - 1
+SMALLEST_PRIOR = 1e-12  # products of smaller ones may be 0 in float32
 
 
 class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, DistributedEstimator):
@@ -54,7 +56,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     Args:
         n_components: The number of topics (10).
         doc_topic_prior: The prior of each topic in a document, often called alpha; `"auto"` learns one for each topic
-            (None: 1 / n_components).
+            (None: 1 / n_components). At least 1e-12, as the next one.
         topic_word_prior: The prior of each word in a topic, often called eta or beta; `"auto"` learns it (None:
             1 / n_components).
         learning_method: `"sampling"`; or `"online"`, online variational Bayes, which reads a batch of documents in a
@@ -91,8 +93,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **DistributedEstimator._parameter_constraints,
         "n_components": [Interval(Integral, 1, MOST_TOPICS, closed="both")],
-        "doc_topic_prior": [None, StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
-        "topic_word_prior": [None, StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
+        "doc_topic_prior": [None, StrOptions({"auto"}), Interval(Real, SMALLEST_PRIOR, None, closed="left")],
+        "topic_word_prior": [None, StrOptions({"auto"}), Interval(Real, SMALLEST_PRIOR, None, closed="left")],
         "learning_method": [StrOptions({"sampling", "online", "batch"})],
         "learning_decay": [Interval(Real, 0, 1, closed="both")],
         "learning_offset": [Interval(Real, 1, None, closed="left")],
@@ -184,12 +186,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             self._seed(),
             progress,
         )
+        place = place_of(self.on, WORK_OF_AN_ENTRY * data.size)
         result = iterate(
             SingleThreadedStep(step),
             data=data.rows,
             state=step.first_state(),
             max_iter=max_iter,
-            on=place_of(self.on, WORK_OF_AN_ENTRY * data.size),
+            on=place,
+            checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             finish=forget_topics,
             rows_per_block=rows_per_block(data),
         )
@@ -211,12 +215,14 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         step = self._online_step(data.num_features, progress)
         if is_batch:
             step = replace(step, batch_size=data.num_rows, decay=0.0)
+        place = place_of(self.on, WORK_OF_AN_ENTRY * data.size // batches)
         result = iterate(
             SingleThreadedStep(step),
             data=data.rows,
             state=step.first_state(),
             max_iter=max_steps,
-            on=place_of(self.on, WORK_OF_AN_ENTRY * data.size // batches),
+            on=place,
+            checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             rows_per_block=rows_per_block(data),
         )
         self.components_ = result.state.components

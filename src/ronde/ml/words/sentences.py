@@ -1,7 +1,8 @@
 """Sentences as shards: texts whose number and bounds depend on the sentences only, not on the tasks.
 
-A shard is an array of bytes. In the shards of a file, white space ends words and a line feed ends a sentence; in those
-of other sentences, U+001F and U+001E do, so that words may contain white space.
+A shard is an array of bytes. In the shards of a file, white space ends words, and so do U+001C to U+001F; a line feed
+ends a sentence. In those of other sentences, U+001F ends words and U+001E a sentence, so that words may contain white
+space.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Shard = NDArray[np.uint8]
 WORD_END, SENTENCE_END = "\x1f", "\x1e"
 BATCH = 10_000  # sentences that are joined at once
 LEAST_BYTES = 256  # of a shard
+HAS_SEPARATOR = "a word contains the character U+001E or U+001F, which separate words here: replace it"
 EXPECTED = (
     'expected an iterable of lists of words, such as [["a", "sentence"]], or the path of a file of lines'
 )
@@ -46,7 +48,7 @@ class TextShards:
             if (size := os.fstat(file.fileno()).st_size) != self.size:
                 raise ValueError(
                     f"{self.path} has {size} bytes here, and {self.size} where the fit began: tasks must read the same "
-                    "file, and nobody may change it meanwhile"
+                    "file, and the file must not change during the fit"
                 )
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return cut(content, self.num_rows, range(begin, end), b"\n")
@@ -67,17 +69,21 @@ class ParquetShards:
     size: int
 
     def load(self, begin: int, end: int) -> list[Shard]:
-        """Return consecutive shards. Raises UsageError if a file cannot be found."""
+        """Return consecutive shards. Raises UsageError if a file cannot be found; ValueError for invalid words."""
         return [np.frombuffer(self._text(number), np.uint8) for number in range(begin, end)]
 
     def _text(self, number: int) -> bytes:
         reader = ParquetReader(self.url, [self.column])
-        join = need("pyarrow", "pyarrow.compute").binary_join
+        compute = need("pyarrow", "pyarrow.compute")
         first, end = (self.size * each // self.num_rows for each in (number, number + 1))
         separator, pieces = "\n" if self.is_lines else SENTENCE_END, []
         for span in spans_of(self.groups, range(first, end)):
             rows = reader.read_table(span).column(self.column)
-            texts = rows if self.is_lines else join(rows, WORD_END)
+            if not self.is_lines:
+                has_separator = compute.match_substring_regex(compute.list_flatten(rows), "[\x1e\x1f]")
+                if compute.any(has_separator).as_py():
+                    raise ValueError(HAS_SEPARATOR)
+            texts = rows if self.is_lines else compute.binary_join(rows, WORD_END)
             pieces.append("".join([text + separator for text in texts.drop_null().to_pylist()]))
         return "".join(pieces).encode()
 
@@ -153,9 +159,7 @@ def _joined(batch: list[Sequence[str]]) -> bytes:
         raise ValueError(f"a sentence is not a list of words ({error}): {EXPECTED}") from None
     inner_ends = sum(lengths) - len(lengths) + lengths.count(0)
     if text.count(WORD_END) != inner_ends or text.count(SENTENCE_END) != len(batch):
-        raise ValueError(
-            "a word contains the character U+001E or U+001F, which separate words here: replace it"
-        )
+        raise ValueError(HAS_SEPARATOR)
     return text.encode(errors="surrogatepass")
 
 

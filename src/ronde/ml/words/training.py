@@ -17,7 +17,15 @@ from ronde._native import WordTable, WordTrainer
 from ronde.comqueue import IterationStep
 from ronde.ml.history import Progress
 
-__all__ = ["LANES", "SEPARATOR", "WordOptions", "WordStep", "drop_outputs", "parts_of_epoch"]
+__all__ = [
+    "LANES",
+    "SEPARATOR",
+    "WordOptions",
+    "WordStep",
+    "drop_outputs",
+    "parts_of_epoch",
+    "word_that_is_not_utf8",
+]
 
 Array = NDArray[Any]
 
@@ -72,9 +80,10 @@ class WordStep:
         if state.counts is None:
             state.seed = c.broadcast(self.seed)  # the ranks of a job may have drawn different ones
             state.words, state.counts = self._vocabulary(c)
-            if len(state.counts):
+            can_train = len(state.counts) > 0 and word_that_is_not_utf8(state.words) is None
+            if can_train:
                 self._make_vectors(state)
-            c.stop_if(not len(state.counts))
+            c.stop_if(not can_train)
             return
         if self._trainer is None:
             self._trainer = self._make_trainer(c)
@@ -132,6 +141,7 @@ class WordStep:
             sample=options.sample,
             ns_exponent=options.ns_exponent,
             seed=state.seed,
+            shards=c.num_rows,
         )
         table = WordTable()
         table.add_counts(state.words, state.counts)
@@ -171,6 +181,17 @@ def _frequent_words(table: WordTable, min_count: int) -> tuple[Array, Array]:
     order = order[np.argsort(-counts[order], kind="stable")]
     joined = b"".join([words[number] + SEPARATOR for number in order])
     return np.frombuffer(joined, np.uint8), counts[order]
+
+
+def word_that_is_not_utf8(words: Array) -> bytes | None:
+    """Return the first word whose bytes are not UTF-8, or None. `words`: as in the state."""
+    text = words.tobytes()
+    try:
+        text.decode(errors="surrogatepass")
+    except UnicodeDecodeError as error:
+        begin = text.rfind(SEPARATOR, 0, error.start) + 1
+        return text[begin : text.find(SEPARATOR, begin)]
+    return None
 
 
 def _exchange(c: IterationStep, trainer: WordTrainer, is_outputs: bool) -> Array:

@@ -8,6 +8,7 @@ as little-endian float32, and perhaps a line feed.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import IO
 
@@ -23,18 +24,19 @@ Vectors = NDArray[np.float32]
 NUMBER = np.dtype("<f4")
 LONGEST_WORD = 1 << 16  # bytes
 LONGEST_LINE = 1 << 26
+SPACE = re.compile(r"\s", re.ASCII)
 
 
 def write_vectors(path: str | os.PathLike[str], words: Sequence[str], vectors: Vectors, binary: bool) -> None:
     """Write words and their vectors to a file, in place of one that exists.
 
-    Raises ValueError if a word contains white space, which the formats cannot express; OSError.
+    Raises ValueError if a word contains white space of ASCII, which the formats cannot express; OSError.
     """
     for word in words:
-        if not word or word.split() != [word]:
+        if not word or SPACE.search(word):
             raise ValueError(
-                f"the word {word!r} contains white space, which separates words in these files: replace it, or use "
-                "`save`, which keeps all words"
+                f"the word {word!r} is empty or contains white space of ASCII, which separates words in these files: "
+                "replace it, or use `save`, which keeps all words"
             )
     unfinished = f"{os.fspath(path)}.{os.getpid()}.tmp"
     try:

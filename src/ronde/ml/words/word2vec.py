@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -17,9 +18,9 @@ from ronde.comqueue import iterate
 from ronde.errors import UsageError
 from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import ArrayForm, FittedForm
-from ronde.ml.tasks import SingleThreadedStep, place_of
+from ronde.ml.tasks import SingleThreadedStep, can_lose_a_task, place_of
 from ronde.ml.words.sentences import as_shards
-from ronde.ml.words.training import SEPARATOR, WordOptions, WordStep, drop_outputs
+from ronde.ml.words.training import SEPARATOR, WordOptions, WordStep, drop_outputs, word_that_is_not_utf8
 from ronde.ml.words.vector_files import read_vectors, write_vectors
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ TEXT_OF_WORK = (
     32  # bytes for a number of `place_of`: with less than 16 MB, exchanges cost what a second thread saves
 )
 MOST_STEPS = (1 << 31) - 1  # the fit ends itself after its epochs
+STEPS_OF_CHECKPOINT = 50  # it contains the vectors and outputs: an epoch of a small text
 QUESTIONS_AT_ONCE = 256
+RISE_OF_LOSS = 1.05  # that is no noise
 
 
 class Word2Vec(DistributedEstimator):
@@ -163,7 +166,7 @@ class Word2Vec(DistributedEstimator):
                 files (None: X is no Parquet file).
 
         Raises:
-            ValueError: No word occurs `min_count` times, or X or a parameter is invalid.
+            ValueError: No word occurs `min_count` times, a word of a file is not UTF-8, or X or a parameter is invalid.
             UsageError: There are no Parquet files, or their column has another type.
             OSError: The file cannot be read.
             RemoteError: A task failed, or has ended.
@@ -173,21 +176,26 @@ class Word2Vec(DistributedEstimator):
         progress = self._progress(None, {"X": X, "y": y})
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         step = WordStep(self._options(), is_lines, seed, progress)
+        place = place_of(self.on, size // TEXT_OF_WORK)
         state = iterate(
             SingleThreadedStep(step),
             data=shards,
             state=step.first_state(),
             max_iter=MOST_STEPS,
-            on=place_of(self.on, size // TEXT_OF_WORK),
+            on=place,
+            checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             finish=drop_outputs,
         ).state
         if state.vectors is None:
+            if (word := word_that_is_not_utf8(state.words)) is not None:
+                raise ValueError(f"the word {word!r} is not UTF-8: expected a text in UTF-8")
             raise ValueError(
                 f"no word occurs min_count={self.min_count} times: give more sentences, or a smaller min_count"
             )
         self._set_vectors(state.vectors[:, : self.vector_size].copy(), state.words)
         self.counts_ = state.counts
         self._end_fit(progress, state.records)
+        warn_if_loss_rose(state.records)
         return self
 
     @property
@@ -316,7 +324,7 @@ class Word2Vec(DistributedEstimator):
 
         Raises:
             NotFittedError: `fit` has not been called.
-            ValueError: A word contains white space.
+            ValueError: A word is empty or contains white space of ASCII.
             OSError: The file cannot be written.
         """
         write_vectors(path, self.words_, self.vectors_, binary)
@@ -374,6 +382,19 @@ class Word2Vec(DistributedEstimator):
     def _direction(self, word: str) -> Vectors:
         direction: Vectors = self._normed()[self._numbers([word])[0]]
         return direction
+
+
+def warn_if_loss_rose(records: Sequence[Mapping[str, Any]]) -> None:
+    """Warn if the loss of the last step exceeds that of the first one by more than its noise."""
+    if not records or records[-1]["loss"] <= RISE_OF_LOSS * records[0]["loss"]:
+        return
+    first, last = records[0]["loss"], records[-1]["loss"]
+    warnings.warn(
+        f"the loss rose from {first:.2f} in the first step to {last:.2f} in the last one: the vectors may have no use; "
+        "choose fewer n_shards, fewer words_per_step or a smaller learning_rate",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _directions(vectors: Vectors) -> Vectors:

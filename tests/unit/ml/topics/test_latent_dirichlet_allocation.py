@@ -13,8 +13,10 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from scipy.sparse import csr_array
 
+from ronde._native import infer_topics
 from ronde.errors import UsageError
 from ronde.ml import LatentDirichletAllocation, load
+from ronde.ml.topics import inference
 
 Array = NDArray[Any]
 
@@ -106,6 +108,34 @@ def test_shares_of_topics_add_up_to_one() -> None:
     assert model.get_feature_names_out().tolist() == [f"latentdirichletallocation{k}" for k in range(TOPICS)]
 
 
+def test_ctrl_c_can_end_a_prediction_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def recorded(offsets: Array, *arguments: Any) -> None:
+        sizes.append(len(offsets) - 1)
+        infer_topics(offsets, *arguments)
+
+    model = fitted(max_iter=5)
+    expected = model.transform(LATER)
+    monkeypatch.setattr(inference, "infer_topics", recorded)
+    monkeypatch.setattr(inference, "DOCUMENTS_AT_ONCE", 30)
+    np.testing.assert_array_equal(model.transform(LATER), expected)
+    assert sizes == [30, 30, 30, 10]
+
+
+def test_the_documents_of_a_pass_are_ordered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = [], np.random.default_rng
+
+    def counted(seed: Any) -> np.random.Generator:
+        made.append(seed)
+        return make(seed)
+
+    monkeypatch.setattr(np.random, "default_rng", counted)
+    model = fitted(learning_method="online", batch_size=50, max_iter=2)
+    assert model.n_batch_iter_ == 12
+    assert len(made) == 3  # of the first components and of two passes
+
+
 def test_the_perplexity_of_documents_with_known_topics() -> None:
     """A document of one topic has ten equally likely words; one of all topics, 40."""
     model = fitted(topic_word_prior=0.01)
@@ -170,11 +200,24 @@ def test_a_loaded_model_predicts_the_same(tmp_path: Path, is_partial: bool) -> N
         (np.array([[1.0, -1.0]]), "Negative values in data passed to LatentDirichletAllocation"),
         (np.array([[2.0**30, 1.0]]), "X contains 1073741825 words, and the sampler counts up to 1073741824"),
         (np.array([[np.nan, 1.0]]), "contains NaN"),
+        (
+            np.array([[1e-9, 3e-9]]),
+            "the counts in X have a mean of 2e-09, .* in units of 9.53674e-07: multiply",
+        ),
+        (np.array([[1e-310, 0.0]]), "the counts in X have a mean of 1e-310"),
     ],
 )
 def test_counts_that_cannot_be_are_errors(rows: Array, message: str) -> None:
     with pytest.raises(Exception, match=message):
         LatentDirichletAllocation(2, on="threads:1").fit(rows)
+
+
+def test_small_priors() -> None:
+    with pytest.raises(ValueError, match="'topic_word_prior' parameter"):
+        fitted(topic_word_prior=1e-40)
+    model = fitted(topic_word_prior=1e-12, doc_topic_prior=1e-12, max_iter=30)
+    assert np.isfinite([record["loss"] for record in model.history_]).all()
+    assert np.isfinite(model.transform(LATER)).all()
 
 
 def test_an_empty_document_and_a_topic_without_words() -> None:

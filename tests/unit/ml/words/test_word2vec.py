@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
 
-from ronde.errors import UsageError
+from ronde.errors import RemoteError, UsageError
 from ronde.ml import Word2Vec, load
+from ronde.ml.words.word2vec import warn_if_loss_rose
 
 GROUPS, WORDS = 8, 6
 
@@ -65,6 +67,23 @@ def test_the_loss_falls(model: Word2Vec) -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+def test_many_shards_with_few_words_do_not_diverge() -> None:
+    random = np.random.default_rng(0)
+    sentences = [[f"w{word}" for word in row] for row in random.integers(0, 25, (12_000, 8))]
+    model = made(min_count=1, n_shards=1024, words_per_step=10**9, sample=0).fit(sentences)
+    assert np.abs(model.vectors_).max() < 4
+
+
+def test_a_rising_loss_is_a_warning() -> None:
+    progress = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 2.5}]
+    with pytest.warns(RuntimeWarning, match=r"the loss rose from 2\.00 .* to 2\.50 .* smaller learning_rate"):
+        warn_if_loss_rose(progress)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_loss_rose(progress[::-1])
+        warn_if_loss_rose(progress[:1])
+
+
 def test_seeds_matter(model: Word2Vec) -> None:
     assert made().fit(iter(SENTENCES)).vectors_.tobytes() == model.vectors_.tobytes()
     assert made(random_state=1).fit(SENTENCES).vectors_.tobytes() != model.vectors_.tobytes()
@@ -76,6 +95,14 @@ def test_a_file_of_lines(tmp_path: Path) -> None:
     fits = [made(on=on).fit(path) for on in ("threads:1", "threads:3")]
     assert fits[0].vectors_.tobytes() == fits[1].vectors_.tobytes()
     assert share_of_right_neighbours(fits[0]) == 1
+    path.write_text("".join(f"a{mark}b b\n" for mark in "\x1c\x1d\x1e\x1f"))
+    assert dict(zip((model := made(min_count=1).fit(path)).words_, model.counts_.tolist())) == {
+        "b": 8,
+        "a": 4,
+    }
+    path.write_bytes(b"caf\xe9 mot " * 5)
+    with pytest.raises(ValueError, match=r"the word b'caf\\xe9' is not UTF-8: expected a text in UTF-8"):
+        made().fit(path)
     path.write_text("")
     with pytest.raises(ValueError, match="is empty: expected a sentence on each line"):
         made().fit(path)
@@ -93,6 +120,11 @@ def test_a_column_of_parquet_files(tmp_path: Path, has_texts: bool) -> None:
     assert fits[0].vectors_.tobytes() == fits[1].vectors_.tobytes()
     assert fits[0].counts_.sum() == sum(map(len, SENTENCES))
     assert share_of_right_neighbours(fits[0]) == 1
+    if not has_texts:
+        parquet.write_table(pyarrow.table({"words": [["a", "b\x1fc"]] * 9}), tmp_path / "sentences.parquet")
+        with pytest.raises(RemoteError, match=r"contains the character U\+001E or U\+001F"):
+            made().fit(tmp_path, column="words")
+        return
     with pytest.raises(
         UsageError, match=r"'number' of .* has the type int64: expected texts or lists of texts"
     ):
@@ -170,9 +202,13 @@ def test_vectors_in_files(model: Word2Vec, tmp_path: Path, binary: bool) -> None
 
 def test_words_with_spaces_have_no_file_of_vectors(tmp_path: Path) -> None:
     model = made(min_count=1).fit([["new york", "city"]])
-    with pytest.raises(ValueError, match="'new york' contains white space"):
+    with pytest.raises(ValueError, match="'new york' is empty or contains white space of ASCII"):
         model.save_vectors(tmp_path / "vectors")
     assert not list(tmp_path.iterdir())
+    other_space = made(min_count=1).fit([["20\u00a0km", "à\u2003b"]])  # it separates no words in the format
+    for binary in (False, True):
+        other_space.save_vectors(tmp_path / "vectors", binary=binary)
+        assert Word2Vec.load_vectors(tmp_path / "vectors", binary=binary).words_ == other_space.words_
     model.save(tmp_path / "model")
     assert load(tmp_path / "model").words_ == model.words_
 
