@@ -21,7 +21,7 @@ from ronde.ml.base import DistributedEstimator, fitting
 from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm, Sizes
 from ronde.ml.history import Progress
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
-from ronde.ml.tasks import place_of
+from ronde.ml.tasks import can_lose_a_task, place_of
 from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory, training_data
 from ronde.ml.trees.bins import Bins, BinsForm, check_categories
 from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
@@ -198,7 +198,7 @@ class GradientBoosting(DistributedEstimator):
                 max_iter=max_iter,
                 on=place,
                 rows_per_block=data.rows_per_block,
-                checkpoint_every=None if is_here(place) else STEPS_OF_CHECKPOINT,
+                checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             ).state
             self.__dict__.pop("categories_", None)
             for name, value in self._attributes(result, others).items():
@@ -780,11 +780,6 @@ def checked_targets(parts: dict[str, Any], loss: BoostingLoss, name: str, are_al
     if problem := loss.targets_problem(checked["y"], name, are_all):
         raise ValueError(problem)
     return checked
-
-
-def is_here(place: Any) -> bool:
-    """Return whether the tasks are threads of this process, or ranks of this job: none is lost without the others."""
-    return place is None or (isinstance(place, str) and place.startswith("threads"))
 
 
 def loss_of_classes(classes: int) -> BoostingLoss:
