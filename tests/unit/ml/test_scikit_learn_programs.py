@@ -13,6 +13,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 import sklearn.cluster
 import sklearn.decomposition
+import sklearn.ensemble
 import sklearn.linear_model
 import sklearn.svm
 from sklearn.base import clone
@@ -29,6 +30,8 @@ DOCS = Path(__file__).parents[3] / "docs" / "estimators.md"
 
 
 def theirs(name: str) -> Any:
+    if name.startswith("GradientBoosting"):
+        return getattr(sklearn.ensemble, f"Hist{name}")
     modules = (sklearn.cluster, sklearn.decomposition, sklearn.linear_model, sklearn.svm)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
