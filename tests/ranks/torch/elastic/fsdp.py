@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+import ronde.torch.distributed  # noqa: F401 (registers the backend)
 import ronde.torch.elastic as elastic
 
 STEP = 10
