@@ -2,6 +2,7 @@
 #include "communicator/call_queue.h"
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -99,11 +100,21 @@ void test_order(Communicator& communicator) {
   CHECK(x[0] == expected);
 }
 
+using FailingProgram = void (*)(Communicator&, std::barrier<>& first_call_done);
+
+// A rank may be through a collective while another is still in it, and would end it there with a failure: the ranks
+// wait for each other outside the communicator before one of them aborts it.
+void run_until_failure(const std::vector<int>& host_of, FailingProgram program) {
+  std::barrier first_call_done(static_cast<std::ptrdiff_t>(host_of.size()));
+  testing::run(host_of, {}, [&](Communicator& communicator) { program(communicator, first_call_done); });
+}
+
 // The last rank does not come, and the others close their queues in the middle of the call.
-void test_closing(Communicator& communicator) {
+void test_closing(Communicator& communicator, std::barrier<>& first_call_done) {
   CallQueue queue(communicator);
   Values x(1, 1);
   CHECK(queue.try_run(sum_of(x, x)));
+  first_call_done.arrive_and_wait();
   if (communicator.rank() == communicator.size() - 1) {
     while (!communicator.has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     CHECK_THROWS(queue.try_run(sum_of(x, x)), Failure);
@@ -122,10 +133,11 @@ void test_closing(Communicator& communicator) {
 }
 
 // A call in a thread of the program is aborted, too.
-void test_closing_a_call_at_once(Communicator& communicator) {
+void test_closing_a_call_at_once(Communicator& communicator, std::barrier<>& first_call_done) {
   CallQueue queue(communicator);
   Values x(1, 1);
   CHECK(queue.try_run(sum_of(x, x)));
+  first_call_done.arrive_and_wait();
   if (communicator.rank() != 0) {
     while (!communicator.has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return;
@@ -141,11 +153,12 @@ void test_closing_a_call_at_once(Communicator& communicator) {
   CHECK(has_failed);
 }
 
-void test_time_limit(Communicator& communicator) {
+void test_time_limit(Communicator& communicator, std::barrier<>& first_call_done) {
   constexpr int64_t kLimitNs = 50'000'000;
   CallQueue queue(communicator);
   Values x(1, 1);
   CHECK(queue.try_run(sum_of(x, x)));
+  first_call_done.arrive_and_wait();
   if (communicator.rank() != 0) {
     while (!communicator.has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return;
@@ -198,9 +211,9 @@ int main() {
     testing::run(host_of, {}, test_wrong_arguments);
     testing::run(host_of, {}, test_many_queues);
     if (host_of.size() == 1) continue;
-    testing::run(host_of, {}, test_closing);
-    testing::run(host_of, {}, test_closing_a_call_at_once);
-    testing::run(host_of, {}, test_time_limit);
+    run_until_failure(host_of, test_closing);
+    run_until_failure(host_of, test_closing_a_call_at_once);
+    run_until_failure(host_of, test_time_limit);
   }
   return 0;
 }
