@@ -290,7 +290,10 @@ void check_timeout() {
   Options options;
   options.timeout_ns = 50'000'000;
   run({0, 0}, options, [](Communicator& comm) {
-    if (comm.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    if (comm.rank() == 1) {
+      while (!comm.has_failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
     try {
       comm.barrier();
       CHECK(false);
