@@ -360,11 +360,17 @@ class State:
         self._standing = Standing(self._standing.copied, number)
         return self._agree_on_change(number)
 
-    def _agree_on_change(self, number: int) -> bool:
+    @property
+    def _host_messages(self) -> _HostMessages:
+        """Programs for Horovod, its own tests among them, wait here until a change of the hosts is known."""
+        return _HostMessages(self._is_change_wanted)
+
+    def _is_change_wanted(self) -> bool:
         mine = membership()
-        wanted = (
-            self._hosts_updated or self._is_agreed or (mine is not None and mine.change_wanted is not None)
-        )
+        return self._hosts_updated or (mine is not None and mine.change_wanted is not None)
+
+    def _agree_on_change(self, number: int) -> bool:
+        wanted = self._is_agreed or self._is_change_wanted()
         if comm.size() > 1:
             words = np.array([wanted, number, -number], np.int64)
             most = comm.world().allreduce(words, op=Max)
@@ -387,6 +393,17 @@ class State:
         )
         if receives:
             self.load(payload, number)
+
+
+class _HostMessages:
+    """The part of a queue by which Horovod's programs see that a change waits for the next commit."""
+
+    def __init__(self, is_change_wanted: Callable[[], bool]) -> None:
+        self._is_change_wanted = is_change_wanted
+
+    def empty(self) -> bool:
+        """Return whether no change is known."""
+        return not self._is_change_wanted()
 
 
 def comm_standings(mine: Standing) -> list[Standing]:

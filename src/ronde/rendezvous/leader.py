@@ -28,6 +28,8 @@ Rules
    one. A node of the last round keeps its rank if the rank still exists. The remaining ranks go, from the lowest, first
    to nodes whose old rank no longer exists, then to newcomers in the order of their host names (numbers in them count
    as numbers), so that neighbouring hosts get neighbouring ranks, and nodes that share a host follow each other.
+   Where nodes can be replaced (`gives_way`), all nodes of the last round come before the newcomers, and a wish only
+   orders the newcomers: rank 0 is a node that has the state, as programs for Horovod expect.
 10. A message counts once (the `seq` of its sender grows), and only if it concerns the present round.
 """
 
@@ -74,6 +76,7 @@ __all__ = [
     "Applicants",
     "assign_group_ranks",
     "host_order",
+    "put_survivors_first",
 ]
 
 STRAGGLER_NS = 30 * 10**9  # for workers that are slow to end
@@ -413,7 +416,8 @@ class Leader:
 
     def _begin_round(self, now_ns: int, nodes: Sequence[Node]) -> None:
         state = self.state
-        self.roster = assign_group_ranks(self.roster, nodes)
+        assign = put_survivors_first if self._rules.gives_way else assign_group_ranks
+        self.roster = assign(self.roster, nodes)
         for node in self._stragglers():
             self._detector.remove_node(node)
             self.departed.add(node)
@@ -615,12 +619,25 @@ def assign_group_ranks(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Nod
     left += [node for node in wishing if not take(node.wish, node)]
     left = [node for node in left if not take(had.get(node.id, -1), node)]
     displaced = sorted((node for node in left if node.id in had), key=lambda node: had[node.id])
-    newcomers = sorted(
-        (node for node in left if node.id not in had), key=lambda node: (host_order(node.host), node.host_id)
-    )
+    newcomers = sorted((node for node in left if node.id not in had), key=_newcomers_order)
     holes = (place for place in range(size) if place not in places)
     places |= dict(zip(holes, [*displaced, *newcomers]))
     return tuple(places[place] for place in range(size))
+
+
+def put_survivors_first(last: Sequence[Node], nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes by group rank: those of the last round by theirs, then the newcomers, by wish and host."""
+    had = {node.id: place for place, node in enumerate(last)}
+    survivors = sorted((node for node in nodes if node.id in had), key=lambda node: had[node.id])
+    newcomers = sorted(
+        (node for node in nodes if node.id not in had),
+        key=lambda node: (node.wish < 0, node.wish, *_newcomers_order(node)),
+    )
+    return (*survivors, *newcomers)
+
+
+def _newcomers_order(node: Node) -> tuple[list[tuple[int, str]], str]:
+    return host_order(node.host), node.host_id
 
 
 def host_order(host: str) -> list[tuple[int, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ronde.rendezvous.leader import STRAGGLER_NS, Leader, assign_group_ranks, host_order
+from ronde.rendezvous.leader import STRAGGLER_NS, Leader, assign_group_ranks, host_order, put_survivors_first
 from ronde.rendezvous.membership import (
     Budget,
     Failure,
@@ -385,6 +385,12 @@ def test_a_wish_goes_before_a_habit_and_the_first_wish_before_the_second() -> No
     last = [node("a"), node("b")]
     assert names(assign_group_ranks(last, [*last, node("x", wish=0), node("y", wish=0)])) == "xbay"
     assert names(assign_group_ranks([node("x", wish=0)], [node("y", wish=0), node("x", wish=0)])) == "xy"
+
+
+def test_where_nodes_can_be_replaced_survivors_come_first_and_wishes_order_the_newcomers() -> None:
+    last = [node(name) for name in "abc"]
+    newcomers = [node("z"), node("x", wish=7), node("y", wish=0)]
+    assert names(put_survivors_first(last, [*newcomers, last[2], last[1]])) == "bcyxz"
 
 
 def test_a_wish_that_cannot_be_fulfilled_is_none() -> None:

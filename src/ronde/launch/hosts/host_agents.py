@@ -70,6 +70,9 @@ class HostAgents:
         self._script: HostScript | None = None
         self._waiting: dict[str, Assignment] = {}  # by host, until the agent's hello
         self._rings: dict[str, RingPlan | None] = {}  # by host
+        self._numbers = {
+            host.name: number for number, host in enumerate(self._hosts)
+        }  # in the order of ranks
 
     def open(self, driver: Driver) -> None:
         """Serve the store, and offer the hosts, or ask the script for them."""
@@ -95,6 +98,7 @@ class HostAgents:
     def start_agents(self, hosts: Sequence[Host]) -> None:
         """Start an agent on each host, by ssh or as a child."""
         for host in hosts:
+            self._numbers.setdefault(host.name, len(self._numbers))
             self._start(host)
 
     def greeted(self, agent: AgentProcess) -> None:
@@ -157,16 +161,14 @@ class HostAgents:
         self._driver.loop.set_timer(agent, at_ns, lambda: self._too_late(agent))
 
     def _config_of(self, host: Host) -> LaunchConfig:
-        listed = [name for name, _ in self._hosts]
         config = self.config
         worker = replace(
             config.worker,
             slots=host.slots,
             environment={**config.worker.environment, "HOROVOD_HOSTNAME": host.name},
         )
-        # The order of the list is that of the ranks.
-        node_rank = listed.index(host.name) if host.name in listed else -1
-        return replace(config, worker=worker, rendezvous=replace(config.rendezvous, node_rank=node_rank))
+        rendezvous = replace(config.rendezvous, node_rank=self._numbers[host.name])
+        return replace(config, worker=worker, rendezvous=rendezvous)
 
     def _too_late(self, agent: AgentProcess) -> None:
         agent.kill(f"did not answer within {self._start_ns / SECOND:g} s")
@@ -206,6 +208,8 @@ def _for_agents(
         min_slots=0 if is_fixed else min_slots,
         max_nodes=len(hosts) if is_fixed else MOST_NODES,
         last_call_ns=LAST_CALL_NS,
+        # A short limit for the time after a loss does not shorten the start.
+        first_join_timeout_ns=max(config.rendezvous.join_timeout_ns, config.start_timeout_ns),
         supply=len(hosts) if is_fixed else None,
         # The launcher is the host.
         options={"is_host": "false", "rehost": "false", **config.rendezvous.options},
