@@ -9,7 +9,7 @@ from tests.ranks.launcher.test_launcher import HANGING_S, Launcher
 
 pytestmark = pytest.mark.slow
 
-# It waits for each change as Horovod's own tests do, in `_host_messages`, because a job may be faster than its launcher.
+# It waits for each change as Horovod's own tests do, because a job may be faster than the list of its hosts.
 PROGRAM = """
 import json, os, time
 import numpy as np
