@@ -80,10 +80,13 @@ class ElasticSampler(Sampler[int]):  # type: ignore[misc]  # PyTorch's class is 
         """Record a batch as processed.
 
         Args:
-            batch_idx: The number of the batch, from 0 since the loader's iteration began.
+            batch_idx: The number of the batch, from 0 since the loader's iteration began. One beyond the samples that
+                are left, as in a loop that goes on after `state.restore()`, is the next batch, as with Horovod.
             batch_size: The number of samples in each batch.
         """
         begin, end = self._bounds(batch_idx, batch_size)
+        if begin == len(self.indices):
+            begin, end = self._recorded, min(self._recorded + batch_size, len(self.indices))
         if begin <= self._recorded:
             self._recorded = max(self._recorded, end)
         else:

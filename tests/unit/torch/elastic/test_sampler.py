@@ -208,3 +208,16 @@ def _run_round(
         for part in parts
         for index in part[position : position + 1]
     ]
+
+
+def test_a_loop_that_goes_on_after_a_restore_records_the_next_batches(ranks: Ranks) -> None:
+    sampler = ElasticSampler(range(8))
+    sampler.record_batch(0, 2)
+    sampler.record_batch(1, 2)
+    sampler.load_state_dict(sampler.state_dict())
+    sampler.record_batch(2, 2)
+    assert sampler.processed_num == 6
+    assert set(sampler.indices[:2]) <= sampler.processed_indices
+    sampler.record_batch(3, 2)
+    sampler.record_batch(4, 2)
+    assert sampler.processed_indices == set(range(8))
