@@ -1,4 +1,4 @@
-"""Gradient boosting of Parquet files that are larger than the memory of its tasks: times, and the peak memory of each task.
+"""Gradient boosting of Parquet files that are larger than the memory of its tasks: time, and peak memory of each task.
 
     python benchmarks/streamed_trees.py --gb 10 --folder /tmp/rows           # writes the files first, unless they exist
 
@@ -37,9 +37,9 @@ def write_files(folder: Path, gigabytes: float) -> int:
     if not list(folder.glob("*.parquet")):
         for number in range(max(1, round(gigabytes * 1e9 / (4 * COLUMNS * ROWS_OF_FILE)))):
             random = np.random.default_rng(number)
-            X = random.random((COLUMNS, ROWS_OF_FILE), np.float32)
-            y = X[0] * X[1] + np.sin(4 * X[2]) + X[3] ** 2 + 0.3 * random.random(ROWS_OF_FILE, np.float32)
-            columns = {f"x{column}": X[column] for column in range(COLUMNS)}
+            x = random.random((COLUMNS, ROWS_OF_FILE), np.float32)
+            y = x[0] * x[1] + np.sin(4 * x[2]) + x[3] ** 2 + 0.3 * random.random(ROWS_OF_FILE, np.float32)
+            columns = {f"x{column}": x[column] for column in range(COLUMNS)}
             table = pa.table({**columns, "y": y.astype(np.float64)})
             path = folder / f"{number:04}.parquet"
             options = {"use_dictionary": False, "compression": "none", "row_group_size": ROWS_OF_GROUP}

@@ -35,7 +35,9 @@ def _parquet(folder: Path | None, columns: Mapping[str, Any]) -> str | None:
         return None
     folder.mkdir(exist_ok=True)
     for number, rows in enumerate(np.array_split(np.arange(len(next(iter(columns.values())))), 3)):
-        table = pyarrow.table({name: [values[row] for row in rows] for name, values in columns.items()})
+        some = {name: [values[row] for row in rows] for name, values in columns.items()}
+        # NaN becomes null.
+        table = pyarrow.table({name: pyarrow.array(each, from_pandas=True) for name, each in some.items()})
         pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=100)
     return str(folder)
 
@@ -56,11 +58,11 @@ def _boosting(folder: Path | None, on: Any) -> bytes:
     from ronde.ml import GradientBoostingClassifier
 
     model = GradientBoostingClassifier(max_iter=15, max_leaf_nodes=8, subsample=0.7, random_state=0, on=on)
-    X, y = np.where(POINTS > 2, np.nan, POINTS), (POINTS[:, 0] * POINTS[:, 1] > 0).astype(np.int64)
-    if path := _parquet(folder, {**_columns(X), "label": y}):
+    rows, y = np.where(POINTS > 2, np.nan, POINTS), (POINTS[:, 0] * POINTS[:, 1] > 0).astype(np.int64)
+    if path := _parquet(folder, {**_columns(rows), "label": y}):
         model.fit(path, "label")
     else:
-        model.fit(X, y)
+        model.fit(rows, y)
     return b"".join(array.tobytes() for array in model.trees_.values()) + repr(model.history_[-1]).encode()
 
 

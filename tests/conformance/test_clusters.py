@@ -265,7 +265,9 @@ def test_a_fit_of_files_gives_the_same_bits_as_elsewhere(
     name: str, cluster: Cluster, kind: str, tmp_path: Path
 ) -> None:
     if cluster.capacity() is None or (name != "k-means" and kind not in ENGINES):
-        pytest.skip("an iteration takes as many tasks as the cluster tells; one fit is enough for other kinds")
+        pytest.skip(
+            "an iteration takes as many tasks as the cluster tells; one fit is enough for other kinds"
+        )
     pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
     # Word2Vec has other shards of files than of lists.
     expected = FITS[name](tmp_path / "here" if name == "words" else None, "threads:3")
