@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.clusters.spark_session import session_of_two_executors
+from tests.conformance.fits import FITS
 
 pytest.importorskip("ronde.spark", reason="PySpark is not installed here")
 pytest.importorskip("pyarrow", reason="PyArrow is not installed here")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 import ronde
-from ronde.ml import KMeans, LinearRegression, LogisticRegression
+from ronde.ml import GradientBoostingRegressor, KMeans, LinearRegression, LogisticRegression
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -52,6 +54,23 @@ def test_estimators_take_the_frame(frame: Any) -> None:
     for predict in (means.predict, means.transform, classes.predict_proba):
         with pytest.raises(ValueError, match=r"predict there, by ronde\.ml\.spark\.SparkModel"):
             predict(frame.select("features"))
+
+
+@pytest.mark.usefixtures("session")
+def test_boosting_and_topics_at_once() -> None:
+    """Each fit takes both executors, so one waits for the other."""
+    names = ["boosting", "topics"]
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(FITS[name], None, "spark:2") for name in names]
+        assert [each.result() for each in both] == [FITS[name](None, "threads:1") for name in names]
+
+
+def test_nulls_of_a_frame_are_missing_values(session: Any) -> None:
+    numbers = session.range(0, len(X), 1, 3).selectExpr("if(id % 3 = 0, null, id % 7) as a", "id % 11 as y")
+    model = GradientBoostingRegressor(max_iter=3, on="spark:2").fit(numbers, "y")
+    rows = np.where(NUMBERS % 3 == 0, np.nan, NUMBERS % 7)[:, None]
+    expected = GradientBoostingRegressor(max_iter=3).fit(rows, NUMBERS % 11)
+    np.testing.assert_allclose(model.predict(rows), expected.predict(rows))
 
 
 def collected(frame: Any, column: str) -> np.ndarray[Any, Any]:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conformance.cluster_kinds import KINDS, SILENCED, SLOTS, New, agents, parent_of
+from tests.conformance.fits import FITS, lose_a_task_once
 
-from ronde.comqueue import IterationStep, iterate, read
+from ronde.comqueue import IterationStep, iterate
 from ronde.errors import UsageError, WorkerError
 from ronde.job_key import JobKey
 from ronde.launch.clusters.cluster import Capacity, Cluster, Ticket
@@ -103,6 +104,15 @@ NEEDS = {
 def _kinds() -> list[object]:
     marks = {kind: [getattr(pytest.mark, name) for name in NEEDS.get(kind, (kind,))] for kind in KINDS}
     return [pytest.param(kind, marks=marks[kind]) for kind in KINDS]
+
+
+ENGINES = ("spark", "ray", "dask", "flink")
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of the cluster."""
+    return str(request.node.callspec.params["new_cluster"])
 
 
 @pytest.fixture(scope="module", params=_kinds())
@@ -250,35 +260,31 @@ def test_an_iteration_gives_the_same_bits_as_elsewhere(cluster: Cluster) -> None
     assert total(cluster) == total("threads:2")
 
 
-def test_the_estimator_kmeans_gives_the_same_bits_as_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
-    if cluster.capacity() is None:
-        pytest.skip("an iteration takes as many tasks as the cluster tells")
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_of_files_gives_the_same_bits_as_elsewhere(
+    name: str, cluster: Cluster, kind: str, tmp_path: Path
+) -> None:
+    if cluster.capacity() is None or (name != "k-means" and kind not in ENGINES):
+        pytest.skip(
+            "an iteration takes as many tasks as the cluster tells; one fit is enough for other kinds"
+        )
     pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
-    from ronde.ml import KMeans
-
-    points = np.random.default_rng(0).normal(size=(1000, 3))
-    rows = parquet_of(points, tmp_path)
-
-    def fit(data: Any, on: Any) -> tuple[bytes, bytes, float]:
-        model = KMeans(4, random_state=0, max_iter=10, tol=0, on=on).fit(data)
-        return model.cluster_centers_.tobytes(), model.labels_.tobytes(), model.inertia_
-
-    expected = fit(points, "threads:3")
-    assert fit(points if rows is None else rows, cluster) == expected
+    # Word2Vec has other shards of files than of lists.
+    expected = FITS[name](tmp_path / "here" if name == "words" else None, "threads:3")
+    assert FITS[name](tmp_path / "there", cluster) == expected
 
 
-def parquet_of(points: Any, folder: Path) -> Any:
-    """Return a description of a folder of Parquet files with these points; None if `read` lacks a package for it."""
-    try:
-        import fsspec  # noqa: F401
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return None
-    for number, part in enumerate(np.array_split(points, 3)):
-        table = pyarrow.table(dict(zip("abc", part.T)))
-        pyarrow.parquet.write_table(table, folder / f"{number}.parquet", row_group_size=100)
-    return read(str(folder))
+@pytest.mark.parametrize("name", [name for name in FITS if name != "k-means"])  # it saves no checkpoints
+def test_a_fit_has_the_same_bits_after_a_lost_task(
+    name: str, cluster: Cluster, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind not in ("spark", "ray"):
+        pytest.skip("two kinds are enough")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
+    expected = FITS[name](None, "threads:3")
+    lose_a_task_once(monkeypatch, task_killer(), tmp_path / "lost", step_no=12)
+    assert FITS[name](None, cluster) == expected
+    assert (tmp_path / "lost").exists()
 
 
 def test_an_exception_ends_the_job_and_the_next_one_runs(cluster: Cluster) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ronde.comqueue.partitions import LocatedRows
 from ronde.comqueue.task_group import TaskGroup
@@ -102,6 +103,7 @@ class _ClusterRows(ABC):
         self, selection: ColumnSelection, frame: Any, memory_limit: int | None, name: str = "the data frame"
     ) -> None:
         self._selection, self._frame, self._limit, self._name = selection, frame, memory_limit, name
+        self._nullable: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(self._selection.names)}>"
@@ -110,13 +112,19 @@ class _ClusterRows(ABC):
         """Return the columns of a part, as `ColumnSelection` does."""
         return self._selection.columns_of(part)
 
+    def with_missing_values(self, part: str) -> Self:
+        """Return the same rows, but nulls in columns of a part are NaN. `part`: as of `columns_of`."""
+        rows = copy.copy(self)
+        rows._nullable = self._selection.columns_only_of(part)
+        return rows
+
     @abstractmethod
     def place(self, cluster: Cluster) -> None:
         """Have the tasks of the cluster run where the rows are. Raises UsageError if it is not that of the rows."""
 
     def opener(self) -> Callable[[TaskGroup], RowSource]:
         """Return a function that each task calls for the rows that it has. Can be pickled."""
-        return partial(_open_rows, self._selection, self._limit, self._name)
+        return partial(_open_rows, self._selection, self._limit, self._name, self._nullable)
 
 
 class SparkRows(_ClusterRows):
@@ -195,9 +203,13 @@ class FlinkRows(_ClusterRows):
 
 
 def _open_rows(
-    selection: ColumnSelection, memory_limit: int | None, name: str, group: TaskGroup
+    selection: ColumnSelection,
+    memory_limit: int | None,
+    name: str,
+    nullable: frozenset[str],
+    group: TaskGroup,
 ) -> RowSource:
-    pieces = _ArrowPieces(environment()[ROWS], f"{name} on task {group.task_id}")
+    pieces = _ArrowPieces(environment()[ROWS], f"{name} on task {group.task_id}", nullable)
     own, _ = next(pieces.read(range(min(pieces.num_rows, 1)), 1, 0), (None, ""))
     samples = [sample for sample in group.allgather_object(own) if sample is not None]
     if not samples:
@@ -209,16 +221,19 @@ def _open_rows(
 class _ArrowPieces:
     """The columns of a file with a stream of Arrow record batches, which are mapped into the memory."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str, name: str, nullable: frozenset[str]) -> None:
         pa = need("pyarrow", extra="spark")
         file = pa.memory_map(path)
         self._table = pa.ipc.open_stream(file).read_all() if file.size() else None
         self.num_rows = self._table.num_rows if self._table is not None else 0
-        self._name = name
+        self._name, self.nullable = name, nullable
 
     def read(self, rows: range, piece_rows: int, row_bytes: int) -> Iterator[tuple[Columns, str]]:
         if self._table is None:
             return
         for batch in self._table.slice(rows.start, len(rows)).to_batches(max_chunksize=piece_rows):
             names = batch.schema.names
-            yield {name: to_array(name, batch.column(name), self._name) for name in names}, self._name
+            columns = {
+                name: to_array(name, batch.column(name), self._name, name in self.nullable) for name in names
+            }
+            yield columns, self._name

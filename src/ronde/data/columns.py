@@ -24,7 +24,7 @@ from ronde.data.needs import need
 from ronde.data.rows import Buffers, NamedArrays
 from ronde.errors import UsageError
 
-__all__ = ["ColumnSelection", "Columns", "ColumnsOption", "holds_numbers", "to_array"]
+__all__ = ["ColumnSelection", "Columns", "ColumnsOption", "holds_numbers", "stored_dtype", "to_array"]
 
 Array = NDArray[Any]
 Columns = Mapping[str, NDArray[np.generic]]
@@ -89,6 +89,12 @@ class ColumnSelection:
         """Return the columns of the array with this name, or of the only array if it has none; () without such one."""
         columns, _ = self._parts.get(part, self._parts.get(_ONLY, ((), True)))
         return columns
+
+    def columns_only_of(self, part: str) -> frozenset[str]:
+        """Return the columns of an array, as `columns_of`, without those that another array has, too."""
+        own = self.columns_of(part)
+        others = [columns for columns, _ in self._parts.values() if columns != own]
+        return frozenset(own).difference(*others)
 
     def learn(self, sample: Columns) -> None:
         """Take dtypes and shapes from some rows. Call this before the other methods."""
@@ -175,20 +181,30 @@ def holds_numbers(kind: Any) -> bool:
     )
 
 
-def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
+def stored_dtype(kind: Any) -> np.dtype[Any]:
+    """Return the dtype of an array of values of an Arrow type for which `to_array` has one, without nulls."""
+    types = need("pyarrow", "pyarrow.types")
+    while types.is_nested(kind):
+        kind = kind.value_type
+    return np.dtype(np.float64 if types.is_decimal(kind) else kind.to_pandas_dtype())
+
+
+def to_array(name: str, column: Any, file: str = "", is_nullable: bool = False) -> NDArray[np.generic]:
     """Return a column of an Arrow table as an array; lists become further dimensions.
 
-    Raises UsageError if a value is missing, lists differ in length, or the type is none of numbers.
+    `is_nullable`: whether nulls become NaN, and integers floats, so that the dtype does not depend on whether there are
+    nulls. Raises UsageError if a value is missing, lists differ in length, or the type is none of numbers.
     """
     plain = _plain_numbers(column)
-    if plain is not None:
+    if plain is not None and not (is_nullable and plain.dtype.kind != "f"):
         return plain
     pa, compute = need("pyarrow"), need("pyarrow", "pyarrow.compute")
     where = f" in {file}" if file else ""
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     shape = [len(column)]
     while True:
-        if column.null_count:
+        is_nested = pa.types.is_nested(column.type) and not pa.types.is_struct(column.type)
+        if column.null_count and (is_nested or not is_nullable):
             inside, remedy = "", "remove or fill them, as by df.dropna()"
             if len(shape) > 1:
                 inside, remedy = (
@@ -198,7 +214,7 @@ def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
             raise UsageError(
                 f"column {name!r}{where} has {column.null_count} missing values{inside}: {remedy}"
             )
-        if not pa.types.is_nested(column.type) or pa.types.is_struct(column.type):
+        if not is_nested:
             break
         lengths = (
             compute.min_max(compute.list_value_length(column)).as_py()
@@ -218,6 +234,9 @@ def to_array(name: str, column: Any, file: str = "") -> NDArray[np.generic]:
             f"column {name!r}{where} has the type {column.type}: expected numbers, or lists of numbers; "
             f"{_remedy(column.type)}"
         )
+    if is_nullable and not pa.types.is_floating(column.type):
+        dtype = np.result_type(np.float32, column.type.to_pandas_dtype())
+        column = column.cast(pa.from_numpy_dtype(dtype), safe=False)
     array: NDArray[np.generic] = column.to_numpy(zero_copy_only=False).reshape(shape)
     return array
 

@@ -5,7 +5,7 @@ Files in one folder come in the order of their names, so that row numbers do not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -174,10 +174,13 @@ class ParquetReader:
             table = file.read_row_group(span.group.number, columns=self._columns)
         return table.slice(span.first, span.end - span.first)
 
-    def batches(self, span: RowSpan, batch_rows: int, piece_bytes: int = 0) -> Iterator[Columns]:
+    def batches(
+        self, span: RowSpan, batch_rows: int, piece_bytes: int = 0, nullable: Collection[str] = ()
+    ) -> Iterator[Columns]:
         """Yield the rows of a span in batches of at most `batch_rows`.
 
         `piece_bytes`: how much of a column is read from the file at once, to save memory; 0: all of the row group.
+        `nullable`: the columns whose nulls become NaN.
         Raises UsageError as `read`.
         """
         group, before = span.group, 0
@@ -185,7 +188,7 @@ class ParquetReader:
             for batch in file.iter_batches(batch_rows, row_groups=[group.number], columns=self._columns):
                 first, end = max(span.first - before, 0), min(span.end - before, batch.num_rows)
                 if first < end:
-                    yield self._arrays(batch.slice(first, end - first), group.file)
+                    yield self._arrays(batch.slice(first, end - first), group.file, nullable)
                 before += batch.num_rows
                 if before >= span.end:
                     return
@@ -201,8 +204,8 @@ class ParquetReader:
                 "workers share, as HDFS, S3 or NFS are"
             ) from None
 
-    def _arrays(self, rows: Any, file: str) -> Columns:
-        return {name: to_array(name, rows.column(name), file) for name in self._columns}
+    def _arrays(self, rows: Any, file: str, nullable: Collection[str] = ()) -> Columns:
+        return {name: to_array(name, rows.column(name), file, name in nullable) for name in self._columns}
 
 
 def find_row_groups(

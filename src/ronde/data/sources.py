@@ -6,6 +6,7 @@ files are in the order of their names, and rows in the order of their file. The 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ronde.comm.arrays import check_not_masked
-from ronde.data.columns import Columns, ColumnSelection, ColumnsOption, holds_numbers, to_array
+from ronde.data.columns import Columns, ColumnSelection, ColumnsOption, holds_numbers, stored_dtype, to_array
 from ronde.data.needs import need
 from ronde.data.parquet_files import ParquetFileFacts, ParquetReader, RowGroup, describe_files, spans_of
 from ronde.data.read_ahead import read_ahead
@@ -37,9 +38,13 @@ _Constants = Mapping[str, Mapping[str, float]]  # by column and file
 
 
 class ColumnPieces(Protocol):
-    """Where the columns of a table come from. Can be pickled. `num_rows`: how many rows it has."""
+    """Where the columns of a table come from. Can be pickled.
+
+    `num_rows`: how many rows it has; `nullable`: the columns whose nulls become NaN.
+    """
 
     num_rows: int
+    nullable: frozenset[str]
 
     def read(self, rows: range, piece_rows: int, row_bytes: int) -> Iterator[tuple[Columns, str]]:
         """Yield the columns of consecutive rows in pieces, each with the name of the file that it is from.
@@ -66,6 +71,13 @@ class ColumnRows:
     def columns_of(self, part: str) -> tuple[str, ...]:
         """Return the columns of a part, as `ColumnSelection` does."""
         return self._selection.columns_of(part)
+
+    def with_missing_values(self, part: str) -> ColumnRows:
+        """Return the same rows, but nulls in columns of a part are NaN. `part`: as of `columns_of`."""
+        pieces, selection = copy.copy(self._pieces), copy.copy(self._selection)
+        pieces.nullable = selection.columns_only_of(part)
+        selection.learn(_first_row(pieces))
+        return ColumnRows(pieces, selection, self._name, self._limit)
 
     def load(self, begin: int, end: int) -> Any:
         """Return rows as `read` describes them."""
@@ -143,13 +155,29 @@ def parquet_rows(
     pieces = _ParquetPieces(parts, constants)
     if not pieces.num_rows:
         raise UsageError(f"{name} has no rows: expected at least one")
-    first, _ = next(pieces.read(range(1), 1, LARGE_GROUP_BYTES))  # only the beginning of its row group
-    selection.learn(first)
+    selection.learn(_first_row_as_stored(pieces, files[0].types))
     return ColumnRows(pieces, selection, name, memory_limit)
+
+
+def _first_row_as_stored(pieces: _ParquetPieces, types: Mapping[str, Any]) -> Columns:
+    """Return arrays like those of the first row, with any values: nulls there are an error only when they are read."""
+    nullable = copy.copy(pieces)
+    nullable.nullable = frozenset(types)
+    return {
+        name: np.empty(array.shape, stored_dtype(types[name])) if name in types else array
+        for name, array in _first_row(nullable).items()
+    }
+
+
+def _first_row(pieces: ColumnPieces) -> Columns:
+    columns, _ = next(pieces.read(range(1), 1, LARGE_GROUP_BYTES))  # only the beginning of its row group
+    return columns
 
 
 class _ParquetPieces:
     """The columns of files. `parts`: row groups, with a reader for each file system; `constants`: columns in paths."""
+
+    nullable: frozenset[str] = frozenset()
 
     def __init__(self, parts: Sequence[tuple[ParquetReader, list[RowGroup]]], constants: _Constants) -> None:
         self._parts, self._constants = parts, constants
@@ -162,7 +190,7 @@ class _ParquetPieces:
         for reader, groups in self._parts:
             for span in spans_of(groups, range(rows.start - before, rows.stop - before)):
                 file = span.group.file
-                for columns in reader.batches(span, piece_rows, piece_bytes):
+                for columns in reader.batches(span, piece_rows, piece_bytes, self.nullable):
                     yield self._with_constants(columns, file), file
             before += sum(group.rows for group in groups)
 

@@ -174,6 +174,8 @@ def _data_of_source(
     if any(other is not None for other in others):
         raise ValueError("X is a source of rows, and y or sample_weight is not None: its rows contain them")
     is_finite = options.get("ensure_all_finite", True) is True
+    if not is_finite and hasattr(source, "with_missing_values"):
+        source = source.with_missing_values("X")
     rows = mapped_rows(source, checked_parts if is_finite else partial(checked_parts, X_is_finite=False))
     found = survey(rows, are_classes, estimator.on)
     if found.is_sparse:  # only some metrics take sparse rows

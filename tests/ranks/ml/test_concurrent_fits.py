@@ -17,7 +17,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 from threadpoolctl import threadpool_info
 
 from ronde.launch.clusters.local import LocalCluster
-from ronde.ml import KMeans, LogisticRegression
+from ronde.ml import GradientBoostingClassifier, KMeans, LatentDirichletAllocation, LogisticRegression
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(600, 4))
@@ -46,6 +46,23 @@ def test_two_fits_at_once_are_those_of_two_in_turn(place: Any) -> None:
         assert [each.result() for each in both] == [centers("threads:1"), coefficients("threads:1")]
     after = {each["filepath"]: each["num_threads"] for each in threadpool_info()}
     assert [(path, after[path]) for path, _ in threads_before] == threads_before
+
+
+def trees(on: Any) -> bytes:
+    model = GradientBoostingClassifier(max_iter=5, on=on).fit(X, Y)
+    return b"".join(array.tobytes() for array in model.trees_.values())
+
+
+def topics(on: Any) -> bytes:
+    model = LatentDirichletAllocation(3, max_iter=5, random_state=0, on=on).fit(np.abs(X).round())
+    return bytes(model.components_.tobytes())
+
+
+@pytest.mark.slow
+def test_boosting_and_topics_at_once_in_processes() -> None:
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(fit, "local:2") for fit in (trees, topics)]
+        assert [each.result() for each in both] == [trees("threads:1"), topics("threads:1")]
 
 
 class InterruptingRows:

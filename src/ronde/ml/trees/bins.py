@@ -57,19 +57,16 @@ class Bins:
         tree_bin_rows(X, *self.arrays, binned, threads)
         return binned
 
-    def joined(self, parts: list[Array]) -> Array:
-        """Return the bins of all rows, from those of parts of the rows.
-
-        Empties the list, one part after the other, so that memory does not contain all bins twice.
-        """
+    def empty(self, num_rows: int) -> Array:
+        """Return room for the bins of so many rows, in the layout of `of`, for `put`."""
         groups, width = _groups_of(self.num_columns)
-        rows = sum(map(len, parts)) // (groups * width)
-        joined = np.empty((groups, rows, width), np.uint8)
-        while parts:
-            part = parts.pop().reshape(groups, -1, width)
-            joined[:, rows - part.shape[1] : rows] = part
-            rows -= part.shape[1]
-        return joined.reshape(-1)
+        return np.empty(groups * width * num_rows, np.uint8)
+
+    def put(self, X: Array, binned: Array, first: int, threads: int = 1) -> None:
+        """Write the bins of some rows to their place among all. `first`: the number of the first one."""
+        groups, width = _groups_of(self.num_columns)
+        part = self.of(X, threads).reshape(groups, len(X), width)
+        binned.reshape(groups, -1, width)[:, first : first + len(X)] = part
 
     @property
     def arrays(self) -> tuple[Array, Array, Array]:

@@ -282,23 +282,33 @@ def read_rows(
         c.state.bins = find_bins(sample, weights, max_bins, is_categorical).plain
     bins = Bins(**c.state.bins)
     if c.is_streamed:
-        binned_parts, targets, weights_of_parts, sizes = [], [], [], []
-        for block in c.blocks:
-            binned_parts.append(bins.of(block.X, threads))
-            targets.append(np.asarray(block.y, np.float64))
-            sizes.append(len(targets[-1]))
-            if hasattr(block, "sample_weight"):
-                weights_of_parts.append(np.asarray(block.sample_weight, np.float64))
-        binned, y = bins.joined(binned_parts), np.concatenate(targets)
-        weight = np.concatenate(weights_of_parts) if weights_of_parts else None
+        binned, y, weight, ends = _streamed_rows(c, bins, threads)
     else:
         data = c.data
-        sizes = [len(block.y) for block in c.blocks]
+        ends = np.cumsum([0, *(len(block.y) for block in c.blocks)], dtype=np.int64)
         binned, y = bins.of(data.X, threads), np.ascontiguousarray(data.y, np.float64)
         weight = getattr(data, "sample_weight", None)
         weight = None if weight is None else np.ascontiguousarray(weight, np.float64)
     rows = BinnedTask(bins, binned, weight, numbers.start, c.num_rows, threads)
-    return rows, y, np.cumsum([0, *sizes], dtype=np.int64)
+    return rows, y, ends
+
+
+def _streamed_rows(c: IterationStep, bins: Bins, threads: int) -> tuple[Array, Array, Array | None, Array]:
+    """Return bins, targets and weights (None: 1 each) of the rows of this task, and where blocks begin and end.
+
+    Each block is written to its place and kept no longer, so that memory contains no row twice.
+    """
+    count, ends = len(c.row_range), [0]
+    binned, y, weights = bins.empty(count), np.empty(count), None
+    for block in c.blocks:
+        begin, end = ends[-1], ends[-1] + len(block.y)
+        bins.put(block.X, binned, begin, threads)
+        y[begin:end] = block.y
+        if hasattr(block, "sample_weight"):
+            weights = np.empty(count) if weights is None else weights
+            weights[begin:end] = block.sample_weight
+        ends.append(end)
+    return binned, y, weights, np.array(ends, np.int64)
 
 
 def _sample(c: IterationStep, size: int, seed: int) -> tuple[Array, Array | None]:

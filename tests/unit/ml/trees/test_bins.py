@@ -11,9 +11,10 @@ rng = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("columns", [3, 35])
-def test_bins_of_parts_are_joined_and_the_parts_are_given_back(columns: int) -> None:
+def test_parts_are_put_where_the_bins_of_all_rows_have_them(columns: int) -> None:
     X = rng.normal(size=(100, columns))
     bins = find_bins(X, None, 16, np.zeros(columns, np.uint8))
-    parts = [bins.of(X[begin:end]) for begin, end in [(0, 30), (30, 30), (30, 37), (37, 100)]]
-    assert np.array_equal(bins.joined(parts), bins.of(X))
-    assert not parts
+    binned = bins.empty(len(X))
+    for begin, end in [(0, 30), (30, 30), (30, 37), (37, 100)]:
+        bins.put(X[begin:end], binned, begin)
+    assert np.array_equal(binned, bins.of(X))

@@ -312,6 +312,27 @@ def test_missing_values_in_files(tmp_path: Path) -> None:
         model.fit(file, "y")
 
 
+@pytest.mark.parametrize("kind", ["float32", "float64", "int8", "int64", "bool"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nulls_in_files_are_missing_values(tmp_path: Path, kind: str, is_first: bool) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed here")
+    from pyarrow import parquet
+
+    values = (4 * X[:, 0]).astype(kind)
+    is_null = np.arange(len(values)) % 3 == (0 if is_first else 1)
+    data = np.where(is_null, np.nan, values.astype(np.float64))[:, None]
+    file = tmp_path / "rows.parquet"
+    columns = {"a": pyarrow.array(values, mask=is_null), "y": Y}
+    parquet.write_table(pyarrow.table(columns), file, row_group_size=50)
+    model = GradientBoostingRegressor(max_iter=3, on="threads:2")
+    for rows in (file, read(file, {"X": ["a"], "y": "y"}, memory_limit=1)):
+        model.fit(rows, "y" if rows is file else None)
+        assert trees_of(model) == trees_of(GradientBoostingRegressor(max_iter=3).fit(data, Y))
+    parquet.write_table(pyarrow.table({"a": values, "y": pyarrow.array(Y, mask=is_null)}), file)
+    with pytest.raises(Exception, match=r"column 'y' in .* has .* missing values"):
+        model.fit(file, "y")
+
+
 @pytest.mark.parametrize(
     ("loss", "least", "message"), [("gamma", 0.0, "strictly positive y"), ("poisson", -1.0, "non-negative y")]
 )
