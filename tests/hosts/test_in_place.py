@@ -1,4 +1,4 @@
-"""A training in place on hosts that ssh reaches: who keeps its process when a worker or a host is lost, or leaves."""
+"""Training in place on hosts that ssh reaches: workers keep their processes when others are lost, leave or come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-# Shows who is in which world, and ends when the folder says so.
+# Shows its place in each world, and ends when the folder has a file `done`.
 PROGRAM = """
 import os, signal, socket, sys, time
 import numpy as np
