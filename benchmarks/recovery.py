@@ -143,11 +143,11 @@ def measure_parameters(ranks: int, arguments: argparse.Namespace) -> list[Row]:
     ]
 
 
-def nodes(launcher: Sequence[str], kind: str, address: str, per_node: int, conf: str = "") -> list[Command]:
+def nodes(launcher: Sequence[str], kind: str, address: str, per_node: int) -> list[Command]:
     """Return the commands of two agents, the first of which serves the rendezvous at an address."""
     commands = []
     for index in range(2):
-        serves = f"--rdzv-conf=is_host={str(index == 0).lower()}{conf}"
+        serves = f"--rdzv-conf=is_host={str(index == 0).lower()}"
         meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={address}", "--rdzv-id=recovery", serves)
         words = (*launcher, "--nnodes=1:2", f"--nproc-per-node={per_node}", "--max-restarts=3", *meeting)
         commands.append(Command(words, (kind,)))
@@ -177,12 +177,13 @@ def measure_nodes(arguments: argparse.Namespace) -> list[Row]:
 
 
 def measure_hosts(ranks: int, arguments: argparse.Namespace) -> list[Row]:
-    """Cut the link of one of two hosts, for which this must be root. The fault's name has the heartbeat setting."""
+    """Cut the link of one of two hosts, for which this must be root. The fault's name has the time limit."""
     if reason := hosts.require():
         print(f"skipped hosts: {reason}")
         return []
-    conf = f",keep_alive_interval={arguments.heartbeat:g}"
-    fault = f"host cut off, heartbeat {arguments.heartbeat:g} s"
+    limit = f"{arguments.heartbeat_timeout:g}"
+    launcher = ["-m", "ronde", "run", "--heartbeat-timeout", limit]
+    fault = f"host cut off, time limit {limit} s"
     with hosts.Hosts(2) as two:
         contests = [
             Contest(
@@ -190,7 +191,7 @@ def measure_hosts(ranks: int, arguments: argparse.Namespace) -> list[Row]:
                 name,
                 lambda kind=kind: lose_host(  # type: ignore[misc]
                     two,
-                    nodes(["-m", "ronde", "run"], kind, f"{two.ipv4(0)}:{_free_port()}", ranks // 2, conf),
+                    nodes(launcher, kind, f"{two.ipv4(0)}:{_free_port()}", ranks // 2),
                     ranks,
                 ),
                 arguments.host_rounds,
@@ -244,7 +245,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--node-rounds", type=int, default=5)
     parser.add_argument("--torchrun-node-rounds", type=int, default=0, help="each takes a minute or two")
     parser.add_argument("--host-rounds", type=int, default=3)
-    parser.add_argument("--heartbeat", type=float, default=1.0, help="of the rendezvous, in seconds")
+    parser.add_argument("--heartbeat-timeout", type=float, default=1.0, help="of a silent host, in seconds")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between losses, for goodput")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds, for goodput")
     parser.add_argument("--csv", type=pathlib.Path)

@@ -55,12 +55,39 @@ while not os.path.exists(f"{folder}/done"):
 """
 
 
+# The same in place: it shows each world.
+STAY_IN_PLACE = """
+import os, time
+
+import ronde.elastic
+
+folder = os.path.dirname(__file__)
+with open(f"/proc/{os.getppid()}/stat") as file:
+    agent_of = file.read().rpartition(")")[2].split()[1]
+pids = f"{agent_of} {os.getppid()} {os.getpid()}"
+
+
+@ronde.elastic.run
+def train(state):
+    print(f"rank {ronde.rank()} of {ronde.size()} on {os.environ['SLURMD_NODENAME']}: {pids}", flush=True)
+    while not state.is_done:
+        is_done = ronde.allreduce(float(os.path.exists(f"{folder}/done")), op=ronde.Min)
+        state.is_done = bool(is_done)
+        state.commit()
+        time.sleep(0.01)
+
+
+train(ronde.elastic.ObjectState(is_done=False))
+"""
+
+
 @pytest.fixture
 def slurm() -> Iterator[Slurm]:
     with Slurm(["n1", "n2"]) as slurm:
         (slurm.folder / "reduce.py").write_text(REDUCE)
         (slurm.folder / "fail.py").write_text(FAIL)
         (slurm.folder / "stay.py").write_text(STAY)
+        (slurm.folder / "stay_in_place.py").write_text(STAY_IN_PLACE)
         yield slurm
 
 
@@ -103,34 +130,68 @@ def test_a_job_of_two_nodes(slurm: Slurm) -> None:
     ]
 
 
-def lose(slurm: Slurm, node: str, *words: str) -> subprocess.Popen[str]:
-    """Start a job on both nodes, and take one down: kill all its processes, and inform Slurm.
-
-    Call this once for a Slurm, which may then believe for long that the node is in use.
-    """
-    step = subprocess.Popen(
-        ["srun", "-N2", "--no-kill", *RONDE_RUN, "-n", "1", *words, str(slurm.folder / "stay.py")],
+def start(slurm: Slurm, *words: str) -> subprocess.Popen[str]:
+    """Start a job of one worker on each node."""
+    return subprocess.Popen(
+        ["srun", "-N2", "--no-kill", *RONDE_RUN, "-n", "1", *words],
         env=slurm.environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def pids(slurm: Slurm, step: subprocess.Popen[str], size: int) -> dict[str, list[int]]:
+    """Return the processes of all ranks of the next world of this size, by node; the last one is the worker."""
     assert step.stdout is not None
-    found: dict[str, str] = {}
-    while len(found) < 2:
-        match = re.search(r"rank \d of 2 on (\w+): (.*)", step.stdout.readline())
+    found: dict[str, list[int]] = {}
+    while len(found) < size:
+        match = re.search(rf"rank \d of {size} on (\w+): (.*)", step.stdout.readline())
         assert match or step.poll() is None, slurm.logs()
         if match:
-            found[match[1]] = match[2]
-    for pid in found[node].split():
+            found[match[1]] = [int(pid) for pid in match[2].split()]
+    return found
+
+
+def take_down(slurm: Slurm, node: str, processes: list[int]) -> None:
+    """Take a node down: kill its processes, and inform Slurm.
+
+    Call this once for a Slurm, which may then believe for long that the node is in use.
+    """
+    for pid in processes:
         try:
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # it has died with the one before
     done = slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=a test")
     assert done.returncode == 0, done.stderr
+
+
+def lose(slurm: Slurm, node: str, *words: str) -> subprocess.Popen[str]:
+    """Start a job on both nodes, and take one down."""
+    step = start(slurm, *words, str(slurm.folder / "stay.py"))
+    take_down(slurm, node, pids(slurm, step, 2)[node])
     return step
+
+
+def test_a_lost_worker_and_then_its_node_leave_the_other_process(slurm: Slurm) -> None:
+    words = ("--nnodes", "1:2", "--max-restarts", "1", str(slurm.folder / "stay_in_place.py"))
+    step = start(slurm, *words)
+    try:
+        first = pids(slurm, step, 2)
+        os.kill(first["n2"][-1], signal.SIGKILL)
+        second = pids(slurm, step, 2)
+        take_down(slurm, "n2", [*first["n2"][:2], *second["n2"]])
+        third = pids(slurm, step, 1)
+        (slurm.folder / "done").touch()
+        _, err = step.communicate(timeout=60)
+    finally:
+        step.kill()
+        step.communicate()
+    assert step.returncode == 0, err
+    assert first["n1"] == second["n1"] == third["n1"], err
+    assert first["n2"] != second["n2"]
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])

@@ -138,7 +138,7 @@ class RunningJob:
                 self.process.wait()
         if kind:
             print(f"== stdout\n{self.out()}\n== stderr\n{self.err()}")
-        self.last_err = self.err()
+        self.last_out, self.last_err = self.out(), self.err()
         self._out.close()
         self._err.close()
 

@@ -208,8 +208,8 @@ def _rendezvous(meeting: RendezvousConfig) -> Iterator[str]:
         f"    waits {meeting.join_timeout_ns / 1e9:g} s for enough of them, then {meeting.last_call_ns / 1e9:g} s for "
         "more"
     )
-    silence_ns = meeting.heartbeat_ns * meeting.missing_heartbeats
-    yield f"    one that is silent for {silence_ns / 1e9:g} s is lost"
+    timeout_ns = meeting.silence_ns + meeting.heartbeat_ns
+    yield f"    the others go on without one that is silent for {timeout_ns / 1e9:g} s"
     if meeting.options:
         yield "    options: " + ", ".join(f"{key}={value}" for key, value in sorted(meeting.options.items()))
 

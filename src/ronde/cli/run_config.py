@@ -578,7 +578,7 @@ def _meeting(
 ) -> RendezvousConfig:
     by_ssh = asked.has("--hosts", "--hostfile", "--host-discovery-script")
     conf: Mapping[str, str] = asked.value("--rdzv-conf", {})
-    timed = _conf_fields(asked, backend, conf)
+    timed = {**_conf_fields(asked, backend, conf), **_heartbeats(asked, conf)}
     timed.setdefault(
         "join_timeout_ns",
         _timeout(asked, here, "--elastic-timeout", "ELASTIC_TIMEOUT", SECONDS, 600 * SECOND),
@@ -622,6 +622,19 @@ def _conf_fields(asked: RunArguments, backend: str, conf: Mapping[str, str]) -> 
         if field:
             found[field] = value
     return found
+
+
+def _heartbeats(asked: RunArguments, conf: Mapping[str, str]) -> dict[str, int]:
+    """Return the interval for which a silent node costs the others --heartbeat-timeout: see `rendezvous/liveness`."""
+    if not asked.has("--heartbeat-timeout"):
+        return {}
+    for name in ("keep_alive_interval", "keep_alive_max_attempt"):
+        if name in conf:
+            raise UsageError(
+                f"{asked.origin('--heartbeat-timeout')} and {asked.origin('--rdzv-conf')} {name} contradict each "
+                "other: give one of them"
+            )
+    return {"heartbeat_ns": asked.value("--heartbeat-timeout") // (RendezvousConfig.missing_heartbeats + 1)}
 
 
 def _store_type(asked: RunArguments, conf: Mapping[str, str]) -> str:

@@ -33,6 +33,7 @@ from ronde.values import (
     ValueKind,
     count_from,
     one_of,
+    seconds_from,
 )
 
 __all__ = ["INFORMATION", "KUBERNETES", "LAUNCH_OPTIONS"]
@@ -232,6 +233,14 @@ _NODES = (
         "keep_alive_max_attempt, and those of the backend: a=1,b=2",
         metavar="KEY=VALUE,...",
         kind=KEY_VALUES,
+    ),
+    Option(
+        NODES,
+        ("--heartbeat-timeout",),
+        "seconds after its last sign of life until the job goes on without a machine that is silent; its own workers "
+        "end after three quarters of that time (default: 20)",
+        metavar="S",
+        kind=seconds_from("a number of seconds, 1 or more", 10**9),
     ),
     Option(
         NODES,

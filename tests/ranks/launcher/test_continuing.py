@@ -253,6 +253,44 @@ def test_a_node_that_comes_and_leaves_costs_no_step(launcher: Launcher) -> None:
     assert job.finish()[0] == 0
 
 
+COUNTS_SAMPLES = """\
+import os, time
+import numpy as np
+import ronde
+
+@ronde.elastic.run
+def train(state):
+    print(f"size {ronde.size()} steps {state.steps}", flush=True)
+    for batch in state.batches(np.arange(240), global_batch=12, epochs=2, seed=1):
+        time.sleep(0.02)
+        with open(f"samples-{os.getpid()}", "a") as samples:
+            print(*batch, file=samples)
+        state.steps += 1
+        state.commit()
+
+train(ronde.elastic.ObjectState(steps=0))
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_leaves_repeats_no_sample(launcher: Launcher) -> None:
+    """A public complaint about Horovod: after a graceful leave samples were trained again."""
+    job = NodesJob(launcher, "1:2")
+    (job.folder / "script.py").write_text(COUNTS_SAMPLES)
+    job.join()
+    job.join()
+    sizes: list[int] = []
+    while 4 not in sizes or sizes[-1] == 4:  # until the node has left
+        if match := re.search(r"size (\d)", job.lines.get(timeout=HANGING_S)):
+            if 4 not in sizes and match[1] == "4":
+                job.agents[1].send_signal(signal.SIGTERM)
+            sizes.append(int(match[1]))
+    assert job.end()[0] == 0
+    assert job.end(1)[0] == 128 + signal.SIGTERM
+    seen = [int(word) for path in job.folder.glob("samples-*") for word in path.read_text().split()]
+    assert sorted(seen) == sorted([*range(240)] * 2)
+
+
 FINISHES_LATE = """\
 import os, time
 import ronde

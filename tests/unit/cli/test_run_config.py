@@ -140,6 +140,11 @@ def test_times() -> None:
     assert (found.run_id, found.spares, found.options["is_host"]) == ("job", 1, "1")
     assert (found.join_timeout_ns, found.last_call_ns) == (7 * SECOND, SECOND // 2)
     assert (found.heartbeat_ns, found.missing_heartbeats) == (SECOND, 4)
+    found = meeting("--nnodes 2 --rdzv-endpoint a --heartbeat-timeout 2")
+    assert (found.heartbeat_ns, found.missing_heartbeats) == (SECOND // 2, 3)
+    assert meeting("--nnodes 2 --rdzv-endpoint a --heartbeat-timeout 20") == meeting(
+        "--nnodes 2 --rdzv-endpoint a"
+    )
     assert meeting("--rdzv-endpoint a --nnodes 2").run_id == "none"
     assert meeting("--rdzv-endpoint a --nnodes 2 --rdzv-conf rehost=false").options == {"rehost": "false"}
     assert config("", HOROVOD_ELASTIC_TIMEOUT="8").rendezvous.join_timeout_ns == 8 * SECOND
@@ -296,6 +301,14 @@ def test_each_worker_needs_a_gpu_if_it_is_to_see_no_other() -> None:
             "--rdzv-conf exit_barrier=5: exit_barrier is not known; did you mean exit_barrier_timeout?",
         ),
         ("--rdzv-conf keep_alive_max_attempt=0", "--rdzv-conf keep_alive_max_attempt=0 is invalid"),
+        (
+            "--heartbeat-timeout 0.5",
+            "--heartbeat-timeout 0.5 is invalid: expected a number of seconds, 1 or more",
+        ),
+        (
+            "--heartbeat-timeout 4 --rdzv-conf keep_alive_interval=1 --nnodes 2 --rdzv-endpoint a",
+            "--heartbeat-timeout and --rdzv-conf keep_alive_interval contradict each other: give one of them",
+        ),
         (
             "--rdzv-conf keep_alive_interval=0",
             "--rdzv-conf keep_alive_interval=0 is invalid: expected a number of seconds, 0.1 or more",
@@ -466,7 +479,7 @@ def test_the_plan_shows_everything_but_the_key() -> None:
 rendezvous: tcp at a:1, named job
     machines: 2 to 3, and 1 spare
     waits 600 s for enough of them, then 30 s for more
-    one that is silent for 15 s is lost
+    the others go on without one that is silent for 20 s
 after a failure: all workers are started again, 1 time at most
 log directory: /l
     into files too: stdout and stderr of local rank 0
