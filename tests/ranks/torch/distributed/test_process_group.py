@@ -116,7 +116,39 @@ def profiled(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(1).to(torch.float8_e4m3fn))
 
 
-CHECKS: Any = (forms, sparse_sums, monitored_barriers, profiled)
+class Wrapping(torch.Tensor):
+    """A tensor without memory: its operators work on another tensor."""
+
+    wrapped: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, wrapped: torch.Tensor) -> Wrapping:
+        made: Wrapping = torch.Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)  # type: ignore[attr-defined]
+        made.wrapped = wrapped
+        return made
+
+    def __init__(self, wrapped: torch.Tensor) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operator(*(each.wrapped if isinstance(each, cls) else each for each in args), **(kwargs or {}))
+
+
+def wrapping_tensors(rank: int, size: int) -> None:
+    every = [torch.full((2,), float(each)) for each in range(size)]
+    tensor = Wrapping(every[rank].clone())
+    dist.all_reduce(tensor)
+    same(tensor.wrapped, sum(every, torch.zeros(2)))
+    dist.scatter(tensor, [Wrapping(each) for each in every] if rank == 0 else None)
+    same(tensor.wrapped, every[rank])
+    same(functional.all_gather_tensor(tensor.wrapped, 0, dist.group.WORLD) + 0, torch.cat(every))
+    waiting: Any = functional.all_reduce(tensor.wrapped, "sum", dist.group.WORLD)  # an AsyncCollectiveTensor
+    dist.broadcast(waiting, 0)
+    same(waiting + 0, sum(every, torch.zeros(2)))
+
+
+CHECKS: Any = (forms, sparse_sums, monitored_barriers, profiled, wrapping_tensors)
 
 
 def calls(folder: str) -> None:
