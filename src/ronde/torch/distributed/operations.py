@@ -79,6 +79,7 @@ _NAMES = {Kind.allreduce: "all_reduce", Kind.allgather: "all_gather", Kind.reduc
 _NAMES |= {Kind.alltoall: "all_to_all"}  # those that PyTorch spells differently
 
 _NO_SIZES: tuple[int, ...] = ()
+_NATIVE: Any = torch.Tensor.__torch_dispatch__  # of tensors whose operators are PyTorch's
 _FIRST_RESERVED_TAG = 2**31  # tags from here on are Ronde's
 
 
@@ -539,7 +540,8 @@ def _with_values(options: Any, *values: object, **named: object) -> Any:
 def _is_ready(tensor: torch.Tensor) -> bool:
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
         return False
-    return tensor.data_ptr() != 0  # a tensor that wraps others, such as AsyncCollectiveTensor, has no memory
+    # A tensor that wraps others, such as AsyncCollectiveTensor, has no memory: its operators are written in Python.
+    return type(tensor).__torch_dispatch__ is _NATIVE
 
 
 def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:

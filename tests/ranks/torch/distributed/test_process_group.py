@@ -123,7 +123,10 @@ class Wrapping(torch.Tensor):
 
     @staticmethod
     def __new__(cls, wrapped: torch.Tensor) -> Wrapping:
-        made: Wrapping = torch.Tensor._make_wrapper_subclass(cls, wrapped.shape, dtype=wrapped.dtype)  # type: ignore[attr-defined]
+        make: Any = torch.Tensor
+        made: Wrapping = make._make_wrapper_subclass(
+            cls, wrapped.shape, wrapped.stride(), wrapped.storage_offset(), dtype=wrapped.dtype
+        )
         made.wrapped = wrapped
         return made
 
@@ -140,7 +143,9 @@ def wrapping_tensors(rank: int, size: int) -> None:
     tensor = Wrapping(every[rank].clone())
     dist.all_reduce(tensor)
     same(tensor.wrapped, sum(every, torch.zeros(2)))
-    dist.scatter(tensor, [Wrapping(each) for each in every] if rank == 0 else None)
+    # They have offsets to memory that does not exist.
+    parts = [Wrapping(each) for each in torch.cat(every).split(2)]
+    dist.scatter(tensor, parts if rank == 0 else None)
     same(tensor.wrapped, every[rank])
     same(functional.all_gather_tensor(tensor.wrapped, 0, dist.group.WORLD) + 0, torch.cat(every))
     waiting: Any = functional.all_reduce(tensor.wrapped, "sum", dist.group.WORLD)  # an AsyncCollectiveTensor
