@@ -116,7 +116,7 @@ def profiled(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(1).to(torch.float8_e4m3fn))
 
 
-class Wrapping(torch.Tensor):
+class Wrapping(torch.Tensor):  # type: ignore[misc]
     """A tensor without memory: its operators work on another tensor."""
 
     wrapped: torch.Tensor
