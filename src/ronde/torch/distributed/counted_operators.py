@@ -47,7 +47,7 @@ _MODULE = (
 _number_of_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
-class _Call:
+class _CountedCall:
     """Stands for an operator that a mode wants to call: the group makes the call afterwards."""
 
     def __init__(self, name: str) -> None:
@@ -74,7 +74,7 @@ def _counted(method: Callable[..., Any], operator: str) -> Callable[..., Any]:
         counting = getattr(sys.modules.get(_MODULE), "CommDebugMode", ())
         for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, counting):
-                mode.__torch_dispatch__(_Call(operator), ())
+                mode.__torch_dispatch__(_CountedCall(operator), ())
         with _disable_current_modes():  # a call may consist of others, which do not count
             return method(self, *arguments, **named)
 

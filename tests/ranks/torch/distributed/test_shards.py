@@ -43,7 +43,9 @@ def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> Any:
     PyTorch gives the groups of a mesh on CPUs the backend Gloo unless it is told.
     """
     backend = dist.get_backend()
-    has_override = "backend_override" in inspect.signature(init_device_mesh).parameters  # PyTorch 2.9 and later
+    has_override = (
+        "backend_override" in inspect.signature(init_device_mesh).parameters
+    )  # PyTorch 2.9 and later
     how = {"backend_override": dict.fromkeys(range(len(shape)), backend)} if has_override else {}
     return init_device_mesh("cpu", shape, mesh_dim_names=names or None, **how)
 
