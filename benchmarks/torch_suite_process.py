@@ -4,6 +4,7 @@ What it changes about the tests, all in memory:
 
 - The suite `distributed` decides by the name of its backend which tests to run. It gets a name that equals each of
   `counts_as`, so that no test is skipped, or passes early, because the suite does not know the backend.
+- With `--on-cpu`, the text of a file names the CPU where it names CUDA, and no test asks for GPUs.
 - In files, a process group that would be Gloo's, or is given no name on a machine without an accelerator, is the
   backend's. Groups of other backends (fake, threaded) stay what they are.
 - Ranks are forked, not spawned: the imports take longer than most tests.
@@ -38,6 +39,24 @@ MODULE = "torch.testing._internal.distributed.distributed_test"
 HELPERS = [f"torch.testing._internal.{name}" for name in ["common_distributed", "common_fsdp"]]
 REASON_LENGTH = 300
 
+CLAIMED_GPUS = 4
+# Pattern and replacement: what `--on-cpu` changes in a file of tests. `torch.cpu` has streams, too.
+ON_CPU = [
+    (r"torch\.cuda\.device_count\(\)", str(CLAIMED_GPUS)),
+    (r"torch\.cuda\.(_sleep|set_device)\b", "id"),
+    (r"torch\.cuda\.manual_seed\b", "torch.manual_seed"),
+    (r"torch\.cuda\.(?!is_available)", "torch.cpu."),
+    (r"torch\.device\(\s*\"cuda\", [^()]*(\([^()]*\))?\)", 'torch.device("cpu")'),
+    (r"(?<!type=)f?([\"'])cuda(:[^\"']*)?\1", '"cpu"'),
+    (r"\.cuda\([^()]*(\(\))?\)", ".cpu()"),
+    (r"\bdevice_ids=\[[^\]]*\]", "device_ids=None"),
+    (r"@([\w.]*\.)?(skip_if_lt_x_gpu|skip_if_no_gpu|requires_nccl)\b(\([^()]*\))?", ""),
+    (
+        r"@unittest\.skipIf\(\s*not (TEST_CUDA|TEST_MULTIGPU|HAS_CUDA|HAS_GPU)\b[^()]*(\([^()]*\))?[^()]*\)",
+        "",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -52,6 +71,7 @@ class Suite:
     ranks: int
     part: str  # of the names of the tests to run
     limit_s: int
+    on_cpu: bool  # tests of CUDA use the CPU
     done: list[str]  # tests to leave out
 
 
@@ -311,10 +331,13 @@ def fork_ranks(limit_s: int) -> None:
     def fork(self: Any) -> None:
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
-    def check_all(self: Any, fn: Any, elapsed_s: float) -> None:
-        check(self, fn, elapsed_s)
+    def check_all(self: Any, *arguments: Any) -> None:
+        check(self, *arguments)
+        # The arguments are the function and the seconds that it took; before PyTorch 2.8 only the seconds.
+        fn = arguments[0] if len(arguments) > 1 else getattr(self, self._current_test_name())
         statuses = [process.exitcode for process in self.processes]
-        expected = fn in self.skip_return_code_checks or fn in self.special_return_code_checks
+        special = getattr(self, "special_return_code_checks", ())  # since PyTorch 2.8
+        expected = fn in self.skip_return_code_checks or fn in special
         if not expected and len(set(statuses)) > 1:
             raise AssertionError(f"the ranks ended with different statuses: {statuses}")
 
@@ -358,17 +381,40 @@ def installed_suite(suite: Suite) -> types.ModuleType:
     return module
 
 
-def load_file(path: Path) -> types.ModuleType:
-    """Import a file of tests; what lies beside it, and its folder `test`, can be imported too."""
+def load_file(path: Path, on_cpu: bool) -> types.ModuleType:
+    """Import a file of tests; what lies beside it, and its folder `test`, can be imported too.
+
+    `on_cpu`: its tests of CUDA use the CPU.
+    """
     sys.path[:0] = [str(path.parent), *(str(folder) for folder in path.parents if folder.name == "test")]
     sys.argv = [str(path)]
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ImportError(f"{path} is not a file of Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    text = path.read_text(encoding="utf-8")
+    exec(compile(put_on_cpu(text) if on_cpu else text, str(path), "exec"), vars(module))
     return module
+
+
+def put_on_cpu(text: str) -> str:
+    """Return the text of a file of tests with the CPU in the place of CUDA, and without demands for GPUs.
+
+    >>> put_on_cpu('x = torch.ones(2, device="cuda").cuda()')
+    'x = torch.ones(2, device="cpu").cpu()'
+    """
+    for pattern, replacement in ON_CPU:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def claim_accelerators() -> None:
+    """Let the base class of FSDP's tests start ranks on a machine without accelerators."""
+    import torch
+
+    if hasattr(torch, "accelerator"):  # since PyTorch 2.6
+        torch.accelerator.device_count = lambda: CLAIMED_GPUS
 
 
 def cases_of(tests: unittest.TestSuite | unittest.TestCase) -> Iterator[unittest.TestCase]:
@@ -383,7 +429,7 @@ def cases_of(tests: unittest.TestSuite | unittest.TestCase) -> Iterator[unittest
 def load(suite: Suite) -> unittest.TestSuite:
     """Return the tests that are to run."""
     try:
-        module = load_file(Path(suite.path)) if suite.path else installed_suite(suite)
+        module = load_file(Path(suite.path), suite.on_cpu) if suite.path else installed_suite(suite)
     except SystemExit as ended:
         raise ImportError(f"the file ends when it is imported, with status {ended.code}") from None
     loaded = unittest.defaultTestLoader.loadTestsFromModule(module)
@@ -405,6 +451,8 @@ def main() -> None:
         return
     logging.getLogger("torch.testing._internal.common_distributed").addHandler(SkipReasons(notes))
     fork_ranks(suite.limit_s)
+    if suite.on_cpu:
+        claim_accelerators()
     name_backend(suite.backend)
     note_use(suite.backend, notes)
     try:

@@ -245,6 +245,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4, help="world size of `distributed` (default: 4)")
     parser.add_argument("-k", default="", metavar="PART", help="only tests whose names contain this")
     parser.add_argument("--time-limit", type=int, default=60, metavar="S", help="of a test (default: 60 s)")
+    parser.add_argument(
+        "--on-cpu", action="store_true", help="let the tests of files use the CPU in the place of GPUs"
+    )
     parser.add_argument("--csv", type=Path, help="write one line for each test into this file")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the output of each suite here")
     parser.add_argument("--compare", type=Path, metavar="CSV", help="results of another backend")
@@ -266,6 +269,7 @@ def main() -> None:
             ranks=options.ranks,
             part=options.k,
             limit_s=options.time_limit,
+            on_cpu=options.on_cpu,
             done=[],
         )
         if options.logs:

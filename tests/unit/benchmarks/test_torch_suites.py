@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torch_suite_process import BackendName, RankNotes, rename_gloo, shorten_failure
+from torch_suite_process import BackendName, RankNotes, put_on_cpu, rename_gloo, shorten_failure
 from torch_suites import SuiteResult, print_comparison, print_counts
 
 FAILED = """RuntimeError: Process 0 exited with error code 10 and exception:
@@ -53,6 +53,25 @@ def test_a_name_equals_those_it_counts_as() -> None:
 )
 def test_gloo_is_renamed(asked: str | None, made: str | None) -> None:
     assert rename_gloo(asked, "ronde") == made
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cpu"),
+    [
+        ('x.to("cuda")', 'x.to("cpu")'),
+        ("model.cuda().half()", "model.cpu().half()"),
+        ('torch.device("cuda", torch.cuda.current_device())', 'torch.device("cpu")'),
+        ('x.to(f"cuda:{rank}")', 'x.to("cpu")'),
+        ("min(8, torch.cuda.device_count())", "min(8, 4)"),
+        ("DDP(model, device_ids=[rank])", "DDP(model, device_ids=None)"),
+        ("with torch.cuda.stream(s):", "with torch.cpu.stream(s):"),
+        ("if torch.cuda.is_available():", "if torch.cuda.is_available():"),
+        ("    @skip_if_lt_x_gpu(2)\n    def test(self):", "    \n    def test(self):"),
+        (r"device\(type='cuda'\)", r"device\(type='cuda'\)"),  # a part of an expected message
+    ],
+)
+def test_the_cpu_takes_the_place_of_cuda(cuda: str, cpu: str) -> None:
+    assert put_on_cpu(cuda) == cpu
 
 
 def test_a_failure_is_the_last_error_of_each_rank() -> None:

@@ -29,6 +29,7 @@ from ronde.torch.distributed.connection import (
     connect_world,
     world_of_default_group,
 )
+from ronde.torch.distributed.counted_operators import count_calls
 from ronde.torch.distributed.meeting import factory_of, store_of
 from ronde.torch.distributed.operations import Operations
 from ronde.torch.distributed.reconfiguration import Generations, ReconfigureError
@@ -257,6 +258,8 @@ class RondeGroup(_Members, torch.distributed.ProcessGroup):  # type: ignore[misc
     reduce_scatter_tensor_coalesced = Operations.reduce_scatter_single_coalesced
     alltoall_base = Operations.all_to_all_single
 
+
+count_calls(RondeGroup)
 
 if HAS_PYTHON_BACKENDS:
 

@@ -5,8 +5,9 @@ The rules:
      A call with `async_op=False` that finds the queue empty is made in the calling thread.
   2. Messages (`send`, `recv`) have no order with collectives. The mailbox of the world carries them.
   3. Where PyTorch allows a tensor instead of a list of them, and values instead of options, so do the methods here.
-  4. A contiguous tensor in main memory is read and written in place. Others, such as tensors on a GPU, are copied to
-     main memory before and from there afterwards: right, but slow. For GPUs there is NCCL ("cpu:ronde,cuda:nccl").
+  4. A contiguous tensor in main memory is read and written in place. Others, such as tensors on a GPU and those that
+     wrap another tensor, are copied to main memory before and from there afterwards: right, but slow. For GPUs there is
+     NCCL ("cpu:ronde,cuda:nccl").
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ _NAMES = {Kind.allreduce: "all_reduce", Kind.allgather: "all_gather", Kind.reduc
 _NAMES |= {Kind.alltoall: "all_to_all"}  # those that PyTorch spells differently
 
 _NO_SIZES: tuple[int, ...] = ()
+_NATIVE: Any = torch.Tensor.__torch_dispatch__  # of tensors whose operators are PyTorch's
 _FIRST_RESERVED_TAG = 2**31  # tags from here on are Ronde's
 
 
@@ -536,7 +538,10 @@ def _with_values(options: Any, *values: object, **named: object) -> Any:
 
 
 def _is_ready(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
+        return False
+    # A tensor that wraps others, such as AsyncCollectiveTensor, has no memory: its operators are written in Python.
+    return type(tensor).__torch_dispatch__ is _NATIVE
 
 
 def _on_host(tensors: Tensors, *, has_values: bool) -> _Host:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks.torch.distributed.groups import default_group, same
+from tests.ranks.torch.distributed.groups import default_group, same, with_each_backend
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.tensor.debug import CommDebugMode
 
 import ronde
 from ronde.testing import ranks
@@ -114,7 +116,44 @@ def profiled(rank: int, size: int) -> None:
         dist.all_reduce(torch.ones(1).to(torch.float8_e4m3fn))
 
 
-CHECKS: Any = (forms, sparse_sums, monitored_barriers, profiled)
+class Wrapping(torch.Tensor):  # type: ignore[misc]
+    """A tensor without memory: its operators work on another tensor."""
+
+    wrapped: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, wrapped: torch.Tensor) -> Wrapping:
+        make: Any = torch.Tensor
+        made: Wrapping = make._make_wrapper_subclass(
+            cls, wrapped.shape, wrapped.stride(), wrapped.storage_offset(), dtype=wrapped.dtype
+        )
+        made.wrapped = wrapped
+        return made
+
+    def __init__(self, wrapped: torch.Tensor) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return operator(*(each.wrapped if isinstance(each, cls) else each for each in args), **(kwargs or {}))
+
+
+def wrapping_tensors(rank: int, size: int) -> None:
+    every = [torch.full((2,), float(each)) for each in range(size)]
+    tensor = Wrapping(every[rank].clone())
+    dist.all_reduce(tensor)
+    same(tensor.wrapped, sum(every, torch.zeros(2)))
+    # They have offsets to memory that does not exist.
+    parts = [Wrapping(each) for each in torch.cat(every).split(2)]
+    dist.scatter(tensor, parts if rank == 0 else None)
+    same(tensor.wrapped, every[rank])
+    same(functional.all_gather_tensor(tensor.wrapped, 0, dist.group.WORLD) + 0, torch.cat(every))
+    waiting: Any = functional.all_reduce(tensor.wrapped, "sum", dist.group.WORLD)  # an AsyncCollectiveTensor
+    dist.broadcast(waiting, 0)
+    same(waiting + 0, sum(every, torch.zeros(2)))
+
+
+CHECKS: Any = (forms, sparse_sums, monitored_barriers, profiled, wrapping_tensors)
 
 
 def calls(folder: str) -> None:
@@ -138,3 +177,40 @@ def groups_of_others(folder: str) -> None:
 
 def test_monitored_barriers_of_groups_of_two_backends(tmp_path: Path) -> None:
     ranks.run(groups_of_others, 2, str(tmp_path))
+
+
+def counted() -> dict[str, int]:
+    """Return how often CommDebugMode counts which operator."""
+    size = dist.get_world_size()
+    group: Any = dist.group.WORLD
+    x = torch.ones(size)
+    parts = [torch.empty(1) for _ in range(size)]
+    with CommDebugMode() as mode:
+        dist.all_reduce(x)
+        dist.all_reduce(x, async_op=True).wait()
+        dist.broadcast(x, 0)
+        dist.reduce(x, 0)
+        dist.all_gather(parts, x[:1])
+        dist.all_gather_into_tensor(torch.empty(size), x[:1])
+        dist.reduce_scatter_tensor(torch.empty(1), x)
+        dist.all_to_all_single(torch.empty(size), x)
+        dist.gather(x[:1], parts if dist.get_rank() == 0 else None)
+        dist.scatter(parts[0], list(x.split(1)) if dist.get_rank() == 0 else None)
+        functional.all_reduce(x, "sum", group).add_(1)
+        dist.barrier()
+        outer_counts = sum(mode.get_comm_counts().values())
+        with CommDebugMode() as inner:
+            dist.all_reduce(x)
+        assert sum(inner.get_comm_counts().values()) == 1
+    assert mode.get_total_counts() == outer_counts + 1
+    mode.generate_comm_debug_tracing_table()
+    return {str(operator): count for operator, count in mode.get_comm_counts().items()}
+
+
+def counts(folder: str) -> None:
+    found = with_each_backend(folder, counted)
+    assert found["ronde"] == found["gloo"]
+
+
+def test_the_debug_mode_counts_calls_as_with_gloo(tmp_path: Path) -> None:
+    ranks.run(counts, 2, str(tmp_path))

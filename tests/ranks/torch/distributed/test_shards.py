@@ -5,6 +5,7 @@ Of FSDP2's reduce-scatter with Gloo this knows that it sums where it should aver
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import socket
@@ -42,8 +43,11 @@ def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> Any:
     PyTorch gives the groups of a mesh on CPUs the backend Gloo unless it is told.
     """
     backend = dist.get_backend()
-    override = dict.fromkeys(range(len(shape)), backend)
-    return init_device_mesh("cpu", shape, mesh_dim_names=names or None, backend_override=override)
+    has_override = (
+        "backend_override" in inspect.signature(init_device_mesh).parameters
+    )  # PyTorch 2.9 and later
+    how = {"backend_override": dict.fromkeys(range(len(shape)), backend)} if has_override else {}
+    return init_device_mesh("cpu", shape, mesh_dim_names=names or None, **how)
 
 
 def sharded(mesh: Any = None, **how: Any) -> Any:
