@@ -308,7 +308,8 @@ class Membership:
             if not self._is_after(before):
                 if is_there:
                     raise PeerLostError(
-                        "the agent of this worker has ended: nobody can give the worker a place in a new round"
+                        "the agent of this worker has ended, so the worker gets no place in a new round: look at the "
+                        "last output of `ronde run` on this host"
                     )
                 raise TimeoutError(
                     f"this worker got no place in a round after {before} from its agent: look at the agent's output",

@@ -40,6 +40,8 @@ class Worker:
     program: str = ""  # by which it has replaced its own, without leaving the others
     signum: int = 0  # the last signal that it got from the agent while its process ran
     problem: str = ""  # why it could not start
+    error: str = ""  # the exception in its error file
+    killed_because: str = ""  # why the agent has killed it, if that counts as its own failure
 
     @property
     def gone(self) -> bool:
@@ -112,7 +114,10 @@ class Worker:
         if self.returncode is None:
             return f"{who} still runs"
         if self.returncode >= 0:
-            return f"{who} failed with exit code {self.returncode} {took}"
+            error = f" ({self.error})" if self.error else ""
+            return f"{who} failed with exit code {self.returncode} {took}{error}"
+        if self.killed_because:
+            return f"{who} was killed by the launcher {took}, because {self.killed_because}"
         hint = " (out of memory?)" if self.returncode == -SIGKILL and not self.signum else ""
         return f"{who} was killed by {signal_name(-self.returncode)} {took}{hint}"
 

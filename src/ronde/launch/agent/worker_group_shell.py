@@ -50,7 +50,7 @@ from ronde.launch.agent.worker_group import (
 from ronde.launch.launch_plan import LaunchPlan
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import OutputStream, Screen
-from ronde.process.exceptions import is_blame
+from ronde.process.exceptions import ErrorReport, is_blame
 from ronde.process.membership_channel import Awaits, ChangeWanted, Completed, Continues, RoundLost
 from ronde.process.uncaught import Announcement, Announcements
 
@@ -265,8 +265,7 @@ class WorkerGroupShell:
         for stream in self._living[rank].streams:
             stream.drain()  # its traceback
         error = self._living[rank].output.error()
-        what = error.message.partition("\n")[0] if error else "an exception"
-        what = what if len(what) <= MOST_OF_ERROR else what[: MOST_OF_ERROR - 3] + "..."
+        what = _headline(error) or "an exception"
         self._step_group(
             WorkerRaised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0)
         )
@@ -376,7 +375,8 @@ class WorkerGroupShell:
         leftovers = self._watch_leftovers(rank)
         error = living.output.error() if returncode else None
         blames_peer = error.blames_peer if error else any(map(is_blame, living.output.last_lines()))
-        self._step_group(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
+        raised_ns = error.time_ns if error else 0
+        self._step_group(Exited(rank, returncode, blames_peer, leftovers, raised_ns, _headline(error)))
         if blames_peer:
             self._find_replaced()
 
@@ -447,6 +447,12 @@ def unwatch_worker(loop: Loop, worker: LivingWorker) -> None:
     for stream in worker.streams:
         loop.set_timer(stream, None, stream.show_prompt)
         loop.unwatch(stream.fileno())
+
+
+def _headline(error: ErrorReport | None) -> str:
+    """Return the first line of the exception in an error file, for a sentence; empty without one."""
+    line = error.message.partition("\n")[0] if error else ""
+    return line if len(line) <= MOST_OF_ERROR else line[: MOST_OF_ERROR - 3] + "..."
 
 
 def _program_of(pid: int) -> str:
