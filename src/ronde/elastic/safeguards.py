@@ -115,11 +115,14 @@ class Safeguards:
         """Load the newest snapshot, as shards are lost, and return its commit. Raises the error if there is none."""
         if (found := self.begin()) is not None:
             return found
-        advice = "state.keep_snapshots(folder) would have kept commits on disk"
-        if self.snapshots is not None:
-            advice = f"there is no snapshot in {self.snapshots.folder} either"
-        error.add_note(f"The job cannot go on: {advice}.")
+        error.add_note(f"The job cannot go on{self.advise_snapshots()}.")
         raise error
+
+    def advise_snapshots(self) -> str:
+        """Return the end of a sentence about a state that is lost."""
+        if self.snapshots is not None:
+            return f": there is no complete snapshot in {self.snapshots.folder} either"
+        return ": state.keep_snapshots(folder) would have kept commits on disk"
 
     def awaiting(self) -> AbstractContextManager[None]:
         """The context in which this process waits for its place in a world."""

@@ -315,6 +315,8 @@ class State:
                 self._standing = Standing()
         if decision.actions[0] is Action.BEGIN:
             from_disk = self._safeguards.begin()
+            if comm.rank() == 0:
+                self._report_beginning(from_disk)
         else:
             from_disk = self._settle_shards(decision.number)
         if from_disk is not None:
@@ -329,6 +331,22 @@ class State:
             self._standing = Standing()  # also if a loss interrupts what follows
             return self._safeguards.begin_without(error)
         return None
+
+    def _report_beginning(self, from_disk: int | None) -> None:
+        """Log where a training begins of which no process has a commit. `from_disk`: that of the snapshot, if any."""
+        if from_disk is not None:
+            assert self._safeguards.snapshots is not None
+            folder = self._safeguards.snapshots.folder
+            _log.warning(
+                "no process has a commit in memory: the training goes on from commit %d in %s", from_disk, folder
+            )
+        elif mine := membership():
+            if mine.number > 0:
+                _log.warning(
+                    "round %d of the job has no process with a commit of an earlier round: the training begins again "
+                    "from its start%s",
+                    *(mine.number, self._safeguards.advise_snapshots()),
+                )
 
     def _go_on_from_disk(self, number: int) -> Decision:
         """Take a snapshot as the state: rank 0 has loaded it, and the others receive it in `sync`."""
