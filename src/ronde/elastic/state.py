@@ -338,7 +338,9 @@ class State:
             assert self._safeguards.snapshots is not None
             folder = self._safeguards.snapshots.folder
             _log.warning(
-                "no process has a commit in memory: the training goes on from commit %d in %s", from_disk, folder
+                "no process has a commit in memory: the training goes on from commit %d in %s",
+                from_disk,
+                folder,
             )
         elif mine := membership():
             if mine.number > 0:
