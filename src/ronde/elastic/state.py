@@ -369,6 +369,10 @@ class State:
                 ledger.commit(time.monotonic_ns())
                 self._safeguards.after_copy(number)
                 raise HostsUpdatedInterrupt
+        self.note_finished()
+
+    def note_finished(self) -> None:
+        """Note that all ranks have finished, and return when the last commit is on disk."""
         self._standing = Standing(self._standing.copied)
         ledger.commit(time.monotonic_ns())
         self._safeguards.finish(self._standing.copied)

@@ -211,3 +211,17 @@ def test_an_error_that_recurs_without_a_loss_ends_the_training() -> None:
         4 <= done.stderr.count("2 ranks go on from commit 9") <= 4 * 4
     )  # four times in each start of a process
     assert "TimeoutError: this step is too slow" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--min-np", "2"], ["--max-restarts", "3"]], ids=["smaller", "replaced"])
+@pytest.mark.parametrize("case", [("in_barrier", "0.5"), ("after", "0")])
+def test_a_rank_that_dies_at_the_end_costs_the_others_nothing(
+    case: tuple[str, str], options: list[str], tmp_path: Path
+) -> None:
+    program = str(Path(TRAIN).with_name("dies_last.py"))
+    command = [sys.executable, "-m", "ronde", "run", "-n", "3", *options, program, *case]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {line.partition("] ")[2] for line in done.stdout.splitlines()}
+    assert {"done 5 0 of 3", "done 5 2 of 3"} <= found, done.stderr

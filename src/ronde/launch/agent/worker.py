@@ -33,6 +33,7 @@ class Worker:
     raised: str = ""  # the exception that it announced
     has_left: bool = False  # the other ranks
     has_said: bool = False  # that it continues
+    has_completed: bool = False  # the training, as all ranks have
     awaits: bool = False  # a later round, because it has left the world of this one
     epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
     is_joining: bool = False  # it waits in `ronde.init` for the others

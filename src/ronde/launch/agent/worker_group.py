@@ -501,8 +501,10 @@ class WorkerGroup:
         if worker is None:
             return []
         if isinstance(event, WorkerContinues | WorkerCompleted):
+            if worker.has_completed != isinstance(event, WorkerCompleted):
+                # A worker that continues after it has completed begins another training.
+                self._has_completed = worker.has_completed = not worker.has_completed
             worker.has_said = True
-            self._has_completed = self._has_completed or isinstance(event, WorkerCompleted)
             return self._check_joins(now_ns)
         if isinstance(event, WorkerAwaits):
             return self._awaits(now_ns, worker)

@@ -51,7 +51,14 @@ from ronde.launch.launch_plan import LaunchPlan
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import OutputStream, Screen
 from ronde.process.exceptions import ErrorReport, is_blame
-from ronde.process.membership_channel import Awaits, ChangeWanted, Completed, Continues, RoundLost
+from ronde.process.membership_channel import (
+    Awaits,
+    ChangeWanted,
+    Completed,
+    Continues,
+    RoundLost,
+    TrainingCompleted,
+)
 from ronde.process.uncaught import Announcement, Announcements
 
 __all__ = [
@@ -205,11 +212,12 @@ class WorkerGroupShell:
         for message in worker.heard():
             match message:
                 case Continues():
-                    worker.continues = True
+                    worker.continues, worker.has_completed = True, False
                     self._step_group(WorkerContinues(rank))
                 case Completed():
                     worker.has_completed = True
                     self._step_group(WorkerCompleted(rank))
+                    self._tell_completed()
                 case Awaits(after):
                     worker.has_joined = worker.has_joined or after >= 0
                     if after >= self._number:
@@ -218,6 +226,12 @@ class WorkerGroupShell:
                     self._listener.note_world_left()
         if worker.channel is not None and worker.channel.has_ended:
             self._loop.unwatch(worker.channel.fileno())
+
+    def _tell_completed(self) -> None:
+        """Let workers that have lost the others in the last barrier of the training know that they may end."""
+        for rank in self._group.survivors:
+            if not self._living[rank].has_completed:
+                self._living[rank].tell(TrainingCompleted())
 
     def note_unstarted(self, rank: int, problem: str) -> None:
         """Note that a worker cannot start. No further ones may start then."""

@@ -711,3 +711,14 @@ def test_nobody_misses_a_worker_after_the_end_of_the_training() -> None:
     story.at(1, WorkerCompleted(0))
     assert story.at(2, Exited(0, 0)) == ["finish 0"]
     assert story.at(3, WorkerMissed(0, 5)) == []
+
+
+def test_a_worker_that_begins_another_training_is_needed_in_it() -> None:
+    story = Story(2)
+    for rank in range(2):
+        story.at(0.5, WorkerContinues(rank))
+        story.at(1, WorkerCompleted(rank))
+        story.at(1.5, WorkerContinues(rank))
+    assert story.at(2, Exited(0, 0)) == []
+    story.at(3, WorkerJoins(1, 0))
+    assert story.group.cause == 0
