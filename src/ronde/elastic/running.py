@@ -185,6 +185,7 @@ class _Run:
                 lost = ledger.lose(interruption.noticed_ns, keeps_work=advances or not interruption.is_loss)
                 interruption.has_forgotten = True
             state.on_reset()
+        state.commit_reset()
         if interruption is None or not interruption.skips_sync:
             state.sync()
         now_ns = time.monotonic_ns()

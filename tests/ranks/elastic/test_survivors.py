@@ -201,6 +201,19 @@ def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -
     )
 
 
+def test_reset_callbacks_and_a_second_loss_leave_the_same_state_on_all_ranks() -> None:
+    program = str(Path(TRAIN).with_name("resets.py"))
+    with Agent([program], 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
+        agent.run()
+        found = [line.value for line in agent.lines]
+        assert len(found) == 2
+        for each in found:
+            assert each["step"] == 10
+            assert each["called"] in ([2], [3, 2]), "once for each world"
+            assert each["sizes"] == found[0]["sizes"]
+            assert each["sizes"] in ([2], [3, 2])
+
+
 def test_an_error_that_recurs_without_a_loss_ends_the_training() -> None:
     program = str(Path(__file__).parent / "programs" / "recurring.py")
     options = ["-n", "2", "--min-np", "1", "--max-restarts", "1"]

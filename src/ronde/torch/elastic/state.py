@@ -113,6 +113,11 @@ class TorchState(ObjectState):
             if isinstance(part, SamplerPart):
                 part.value.reset()
 
+    def prepare_save(self) -> None:
+        """Let samplers exchange which samples are processed."""
+        super().prepare_save()
+        self._exchange()
+
     def _exchange(self) -> None:
         for part in self._held.values():
             if isinstance(part, SamplerPart):
