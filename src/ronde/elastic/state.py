@@ -189,6 +189,9 @@ class State:
         If a rank differs again, its process ends with MismatchError, and the launcher replaces it. All ranks call it,
         before the training. Without a majority, all ranks raise MismatchError.
 
+        Positions in the data of an `ElasticSampler` are not compared. Do not keep values that differ by rank in the
+        state, such as the loss of this rank's batch: average them first.
+
         Args:
             every: the number of commits from one comparison to the next (100); one takes about 1 s for each GB.
             most_repairs: how often a process may be put right before it leaves (1).

@@ -216,6 +216,8 @@ class AgentShell(GroupListener):
             0  # the signal after which this node leaves as soon as its workers have left their world
         )
         self._wish = ""  # why this node wants another round than the present one
+        self._has_continued = False  # a worker has called `ronde.elastic.run`
+        self._has_refused_spares = False
         self._deaths: set[int] = set()  # pids
         self._group_end: GroupEnd | None = None  # how the last workers ended
         self._agent_end: AgentEnd | None = None
@@ -345,6 +347,7 @@ class AgentShell(GroupListener):
 
     def note_continuing(self, count: int) -> None:
         """Pass this on to the agent."""
+        self._has_continued = self._has_continued or count > 0
         self._step_agent(WorkersContinue(count))
 
     def note_settled(self) -> None:
@@ -607,7 +610,7 @@ class AgentShell(GroupListener):
         for worker, place in zip(survivors, chosen):
             group.place_worker(places[place].rank, worker, reason, start.lost)
         places = deque(each for number, each in enumerate(places) if number not in chosen)
-        while places and (spare := self._reserve.take_ready()):
+        while places and self._may_use_reserve() and (spare := self._reserve.take_ready()):
             group.place_worker(places.popleft().rank, spare, reason, start.lost)
             promoted += 1
         if survivors:
@@ -617,6 +620,16 @@ class AgentShell(GroupListener):
                 )
             )
         return places
+
+    def _may_use_reserve(self) -> bool:
+        """Return whether workers of the reserve can take part; says once if they cannot."""
+        if not (self._has_continued or self._has_refused_spares) and self._reserve.ready:
+            self._has_refused_spares = True
+            self._screen.tell(
+                "no worker has called ronde.elastic.run, so spare workers take no part: all workers start again. "
+                "Leave --spares out, or train under ronde.elastic.run"
+            )
+        return self._has_continued
 
     def _start_each(self, group: WorkerGroupShell, waiting: deque[WorkerPlan], attempt: int) -> None:
         """Start these workers, until one cannot start or a signal comes; a start may take long."""

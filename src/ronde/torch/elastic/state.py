@@ -19,6 +19,7 @@ class SamplerPart:
     """The part of a state that is an `ElasticSampler`."""
 
     is_sharded = False
+    may_differ = True  # ranks describe the same processed samples differently
 
     def __init__(self, name: str, value: ElasticSampler) -> None:
         self.name, self.value = name, value
