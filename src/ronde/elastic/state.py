@@ -413,7 +413,7 @@ class State:
     def note_finished(self) -> None:
         """Note that all ranks have finished, and return when the last commit is on disk."""
         self._standing = Standing(self._standing.copied)
-        ledger.commit(time.monotonic_ns())
+        ledger.end(time.monotonic_ns())
         self._safeguards.finish(self._standing.copied)
 
     # Private
