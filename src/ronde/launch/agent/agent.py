@@ -30,13 +30,13 @@ from ronde.launch.agent.decisions import (
     InterruptAgent,
     JoinRound,
     LeaveJob,
+    NotifyWorkers,
     ReportFailure,
     ReportSuccess,
     RequestChange,
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
-    TellWorkers,
     UpdateNode,
     WorkersContinue,
     WorkersEnded,
@@ -319,7 +319,7 @@ class AgentShell(GroupListener):
         self._leaving = signum
         reason = f"{host_name()} leaves: {describe_interrupt(signum)}"
         self._screen.tell(f"{reason}; its workers go on until their next commit")
-        self._group.tell_workers(ChangeWanted(self._round.number, reason))
+        self._group.notify_workers(ChangeWanted(self._round.number, reason))
         at_ns = time.monotonic_ns() + self._config.worker.farewell_ns
         self._loop.set_timer(self._leave, at_ns, self._leave)
 
@@ -388,7 +388,7 @@ class AgentShell(GroupListener):
         ready = self._reserve.ready
         if ready and round.nodes[round.group_rank].slots < self._config.worker.slots:
             self._wish = f"{ready} more worker{' is' if ready == 1 else 's are'} ready"
-            self._group.tell_workers(ChangeWanted(round.number, self._wish))
+            self._group.notify_workers(ChangeWanted(round.number, self._wish))
             self.note_world_left()
 
     def note_absent(self, absent: Absent | None) -> None:
@@ -459,8 +459,8 @@ class AgentShell(GroupListener):
                     self._is_joining = False
                     if self._alive and self._group:
                         self._group.stop_workers(reason, at_once, keeps)
-                case EndContinuing() | TellWorkers():
-                    self._tell_workers(effect)
+                case EndContinuing() | NotifyWorkers():
+                    self._notify_workers(effect)
                 case AgentNotice(text):
                     self._screen.tell(text)
                 case SetAgentTimer(at_ns):
@@ -470,16 +470,16 @@ class AgentShell(GroupListener):
                 case _:
                     self._tell_nodes(effect)
 
-    def _tell_workers(self, effect: EndContinuing | TellWorkers) -> None:
+    def _notify_workers(self, effect: EndContinuing | NotifyWorkers) -> None:
         if not (self._alive and self._group):
             return
         match effect:
             case EndContinuing(reason):
                 self._group.end_continuing(reason)
-            case TellWorkers(number, reason, True):
-                self._group.tell_workers(RoundLost(number, reason))
-            case TellWorkers(number, reason, False):
-                self._group.tell_workers(ChangeWanted(number, reason))
+            case NotifyWorkers(number, reason, True):
+                self._group.notify_workers(RoundLost(number, reason))
+            case NotifyWorkers(number, reason, False):
+                self._group.notify_workers(ChangeWanted(number, reason))
 
     def _tell_nodes(self, effect: Effect) -> None:
         match effect:

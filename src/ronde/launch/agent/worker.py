@@ -32,7 +32,7 @@ class Worker:
     raised_ns: int = 0
     raised: str = ""  # the exception that it announced
     has_left: bool = False  # the other ranks
-    has_said: bool = False  # that it continues
+    has_announced: bool = False  # that it continues, or has completed the training
     has_completed: bool = False  # the training, as all ranks have
     awaits: bool = False  # a later round, because it has left the world of this one
     epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
@@ -62,13 +62,17 @@ class Worker:
     @property
     def continues(self) -> bool:
         """Whether it outlives the end of the round."""
-        return self.has_said and self.returncode is None and not (self.raised or self.program or self.signum)
+        return (
+            self.has_announced
+            and self.returncode is None
+            and not (self.raised or self.program or self.signum)
+        )
 
     @property
     def may_be_cause(self) -> bool:
         """Whether it has left the other ranks, still runs, and may yet fail for a reason of its own."""
         leaves = (
-            self.has_left and not self.has_said
+            self.has_left and not self.has_announced
         )  # one that continues leaves a world, and comes to the next
         return leaves and self.returncode is None and not self.signum and not self.blames_peer
 

@@ -411,7 +411,9 @@ class WorkerGroup:
             case Started():
                 self._unstarted.discard(event.rank)
                 since_ns = now_ns if event.since_ns is None else event.since_ns
-                self.workers[event.rank] = Worker(event.rank, event.pid, since_ns, has_said=event.continues)
+                self.workers[event.rank] = Worker(
+                    event.rank, event.pid, since_ns, has_announced=event.continues
+                )
                 effects: list[Effect] = []
             case NotStarted():
                 effects = self._not_started(now_ns, event)
@@ -504,7 +506,7 @@ class WorkerGroup:
             if worker.has_completed != isinstance(event, WorkerCompleted):
                 # A worker that continues after it has completed begins another training.
                 self._has_completed = worker.has_completed = not worker.has_completed
-            worker.has_said = True
+            worker.has_announced = True
             return self._check_joins(now_ns)
         if isinstance(event, WorkerAwaits):
             return self._awaits(now_ns, worker)

@@ -198,10 +198,10 @@ class WorkerGroupShell:
             rank in self._living and self._living[rank].world > self._number for rank in running
         )
 
-    def tell_workers(self, message: RoundLost | ChangeWanted) -> None:
+    def notify_workers(self, message: RoundLost | ChangeWanted) -> None:
         """Send the message to all workers that continue."""
         for rank in self._group.survivors:
-            self._living[rank].tell(message)
+            self._living[rank].send_message(message)
 
     def end_continuing(self, reason: str) -> None:
         """End the workers if some of them continue, because no round follows."""
@@ -209,7 +209,7 @@ class WorkerGroupShell:
 
     def _read_channel(self, rank: int) -> None:
         worker = self._living[rank]
-        for message in worker.heard():
+        for message in worker.read_messages():
             match message:
                 case Continues():
                     worker.continues, worker.has_completed = True, False
@@ -217,7 +217,7 @@ class WorkerGroupShell:
                 case Completed():
                     worker.has_completed = True
                     self._step_group(WorkerCompleted(rank))
-                    self._tell_completed()
+                    self._notify_of_completion()
                 case Awaits(after):
                     worker.has_joined = worker.has_joined or after >= 0
                     if after >= self._number:
@@ -227,11 +227,11 @@ class WorkerGroupShell:
         if worker.channel is not None and worker.channel.has_ended:
             self._loop.unwatch(worker.channel.fileno())
 
-    def _tell_completed(self) -> None:
+    def _notify_of_completion(self) -> None:
         """Let workers that have lost the others in the last barrier of the training know that they may end."""
         for rank in self._group.survivors:
             if not self._living[rank].has_completed:
-                self._living[rank].tell(TrainingCompleted())
+                self._living[rank].send_message(TrainingCompleted())
 
     def note_unstarted(self, rank: int, problem: str) -> None:
         """Note that a worker cannot start. No further ones may start then."""
