@@ -126,6 +126,22 @@ def test_nodes_meet_and_succeed_together(job: Job) -> None:
     assert "has completed, and nodes of it on host-a, host-b, host-c are still there" in reason
 
 
+def test_a_node_that_comes_back_does_not_begin_a_job_again_that_runs_once(job: Job) -> None:
+    nodes = job.start("a", "b")
+    for node in nodes:
+        node.begins()
+        node.rendezvous.succeed()
+    for node in nodes:
+        node.expect(AllSucceeded)
+    if job.config.backend in ("file", "etcd"):  # else the nodes have the store
+        for node in nodes:
+            node.close()
+    late = job.add("c", min_nodes=2, max_nodes=2, options={**job.config.options, "run_once": "true"})
+    closed = late.expect(JobClosed)
+    assert closed.completed
+    assert closed.reason == "the job has completed"
+
+
 def test_a_second_job_at_the_same_place(job: Job) -> None:
     server = None
     if job.config.backend == "tcp":

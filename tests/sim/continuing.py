@@ -35,10 +35,10 @@ from ronde.launch.agent.decisions import (
     InterruptAgent,
     JoinRound,
     LeaveJob,
+    NotifyWorkers,
     RequestChange,
     StartWorkers,
     StopWorkers,
-    TellWorkers,
     UpdateNode,
     WorkersContinue,
     WorkersEnded,
@@ -248,7 +248,7 @@ class ContinuingNode(AgentNode):
                 case EndContinuing(reason):
                     self.ends_all = True
                     self.step_group(NoRoundFollows(reason))
-                case TellWorkers(number, _, is_lost):
+                case NotifyWorkers(number, _, is_lost):
                     self.tell("lost" if is_lost else "wanted", number)
                 case _:
                     super().act([effect])

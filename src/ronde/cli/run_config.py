@@ -82,7 +82,7 @@ _CONF_KEYS = {
     "exit_barrier_timeout": (SECONDS, "exit_barrier_ns"),
     "keep_alive_max_attempt": (count_from(1), "missing_heartbeats"),
     # Of Ronde's own backends, which check store_type and protocol themselves.
-    **dict.fromkeys(("is_host", "rehost"), (FLAG, "")),
+    **dict.fromkeys(("is_host", "rehost", "run_once"), (FLAG, "")),
     **dict.fromkeys(
         ("store_type", "protocol", "ca_cert", "ssl_cert", "ssl_cert_key", "cacert", "cert", "key"), (TEXT, "")
     ),

@@ -238,6 +238,12 @@ def shutdown() -> None:
     leaving.shutdown()
 
 
+def keep_left_world(left: Communicator) -> None:
+    """Keep the rank and size of a world that this process has left; its operations raise. None may be joined."""
+    if _process.world is None:
+        _process.world = left
+
+
 def is_initialized() -> bool:
     """Return whether this process, or its parent before the fork, has joined the world and not left it.
 

@@ -9,7 +9,9 @@ __all__ = ["Goodput", "Ledger"]
 
 @dataclass(frozen=True)
 class Goodput:
-    """Counters of this process since it entered `ronde.elastic.run`.
+    """Counters of this process since it entered `ronde.elastic.run`, over all trainings that follow one another.
+
+    The time between two trainings does not count.
 
     Attributes:
         commits: Commits, without those of a state that has just been synchronized.
@@ -44,6 +46,7 @@ class Ledger:
 
     def __init__(self, now_ns: int) -> None:
         self._began_ns = self._since_ns = now_ns  # of the work that is not final
+        self._is_training = False
         self._open_steps = 0
         self._commits = self._steps = self._steps_lost = self._recoveries = self._changes = 0
         self._counted_ns = self._lost_ns = self._recovering_ns = 0
@@ -82,12 +85,19 @@ class Ledger:
         return spent_ns
 
     def begin(self, now_ns: int) -> None:
-        """Begin the first step: the time before it does not count."""
-        self._began_ns = self._since_ns = now_ns
+        """Begin the first step of a training: the time since the last one, or without one, does not count."""
+        self._began_ns += now_ns - self._since_ns
+        self._open_steps, self._since_ns, self._is_training = 0, now_ns, True
+
+    def end(self, now_ns: int) -> None:
+        """End a training, whose work is final: the time from now on does not count."""
+        self.commit(now_ns)
+        self._is_training = False
 
     def read(self, now_ns: int) -> Goodput:
         """Return the counters."""
+        until_ns = now_ns if self._is_training else self._since_ns
         return Goodput(
             *(self._commits, self._steps, self._steps_lost, self._recoveries, self._changes),
-            *(now_ns - self._began_ns, self._counted_ns, self._lost_ns, self._recovering_ns),
+            *(until_ns - self._began_ns, self._counted_ns, self._lost_ns, self._recovering_ns),
         )

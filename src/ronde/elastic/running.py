@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ronde.comm import world as comm
+from ronde.comm.communicator import Communicator
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision
 from ronde.elastic.state import HostsUpdatedInterrupt, State, ledger
 from ronde.engine import process
@@ -100,6 +101,8 @@ class _Run:
         self._has_begun = False
         self._fruitless = 0  # recoveries in a row after which no rank was missing, from the same commit
         self._recovered_to = NOTHING
+        self._finished_in: Communicator | None = None  # the world in which `train` has returned
+        self._result: Any = None
 
     def run(self) -> Any:
         if self._membership is not None:
@@ -113,11 +116,13 @@ class _Run:
                 self._join()
                 with self._state.safeguards.changing():
                     self._begin()
+                self._finished_in = None
                 with ExitStack() as stack:
                     for each in _companions:
                         stack.enter_context(each.training())
                     stack.enter_context(self._state.safeguards.training())
-                    result = self._train()
+                    self._result = self._train()
+                self._finished_in = comm.world()
                 self._state.finish()
             except HostsUpdatedInterrupt as interrupt:
                 self._note(_Interruption(str(interrupt), False, interrupt.skip_sync))
@@ -128,9 +133,10 @@ class _Run:
             else:
                 if self._membership is not None:
                     self._membership.announce_completed()
-                return result
+                return self._result
             # Here the exception and the frames of `train` are gone, with what these kept alive.
-            self._leave()
+            if not self._leave():
+                return self._result
 
     def _note(self, interruption: _Interruption) -> None:
         """Note why the training is interrupted; a loss during a recovery belongs to the first one."""
@@ -140,16 +146,28 @@ class _Run:
             self._interruption.is_loss = True
             self._interruption.reason = interruption.reason
 
-    def _leave(self) -> None:
-        """Leave the world, and wait for the place in the next one."""
+    def _leave(self) -> bool:
+        """Leave the world, and wait for the place in the next one; return False if none is needed.
+
+        A loss can end the last barrier of the training, so that some ranks have passed it, and end, and others have
+        not. The launcher tells these.
+        """
         assert self._interruption is not None
         for each in _companions:
             each.leave(self._interruption.is_loss)
         if self._membership is None:
-            return
+            return True
         process.shutdown()
         with self._state.safeguards.awaiting():
-            self._membership.await_place()
+            if self._finished_in is None:
+                self._membership.await_place()
+                return True
+            if self._membership.await_place_or_end() is not None:
+                return True
+        comm.keep_left_world(self._finished_in)
+        self._state.note_finished()
+        self._membership.announce_completed()
+        return False
 
     def _join(self) -> None:
         """Join the world of the newest round, unless this process has."""
@@ -167,6 +185,7 @@ class _Run:
                 lost = ledger.lose(interruption.noticed_ns, keeps_work=advances or not interruption.is_loss)
                 interruption.has_forgotten = True
             state.on_reset()
+        state.commit_reset()
         if interruption is None or not interruption.skips_sync:
             state.sync()
         now_ns = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What protects the commits of a state, and the state from its ranks: the parts of it that a program turns on.
+"""The optional protections of a state: snapshots, copies of shards, comparison of ranks, and the limit of a step.
 
 `State` calls this module in a commit and after a change of the ranks:
 
@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from ronde.comm import world as comm
-from ronde.elastic.last_words import LastWords
 from ronde.elastic.neighbours import Neighbours, ShardsLostError
+from ronde.elastic.termination_handler import TerminationHandler
 
 if TYPE_CHECKING:
     from ronde.elastic.snapshots import Snapshots
@@ -43,15 +43,15 @@ class Safeguards:
         self.snapshots: Snapshots | None = None
         self.check: StateCheck | None = None
         self.watch: StepWatch | None = None
-        self._last_words = LastWords(self._write_last_commit)
+        self._termination = TerminationHandler(self._write_last_commit)
 
     def surviving(self) -> AbstractContextManager[None]:
         """The context of a whole elastic run: a process that is told to end writes its last commit first."""
-        return nullcontext() if self.snapshots is None else self._last_words.installed()
+        return nullcontext() if self.snapshots is None else self._termination.installed()
 
     def changing(self) -> AbstractContextManager[None]:
         """The context of changes of the state and its copies, which SIGTERM does not interrupt."""
-        return self._last_words.deferring()
+        return self._termination.deferring()
 
     def _write_last_commit(self) -> None:
         if self.snapshots is not None:
@@ -115,11 +115,14 @@ class Safeguards:
         """Load the newest snapshot, as shards are lost, and return its commit. Raises the error if there is none."""
         if (found := self.begin()) is not None:
             return found
-        advice = "state.keep_snapshots(folder) would have kept commits on disk"
-        if self.snapshots is not None:
-            advice = f"there is no snapshot in {self.snapshots.folder} either"
-        error.add_note(f"The job cannot go on: {advice}.")
+        error.add_note(f"The job cannot go on{self.advise_snapshots()}.")
         raise error
+
+    def advise_snapshots(self) -> str:
+        """Return the end of a sentence about a state that is lost."""
+        if self.snapshots is not None:
+            return f": there is no complete snapshot in {self.snapshots.folder} either"
+        return ": state.keep_snapshots(folder) would have kept commits on disk"
 
     def awaiting(self) -> AbstractContextManager[None]:
         """The context in which this process waits for its place in a world."""

@@ -98,11 +98,15 @@ class Snapshots:
             UsageError: a part contains an object that cannot be pickled.
         """
         self._place = world.rank, world.size
-        if commit % self._every or commit == self._on_disk:
+        if commit % self._every:
             return
+        is_there = commit == self._on_disk
         is_ready = self._writer is None or self._writer.is_done
-        if _shards_in(parts):
-            is_ready = bool(world.allreduce(np.array([is_ready], np.uint8), op=Min)[0])
+        if _shards_in(parts):  # each rank knows only whether its own shards are there
+            agreed = world.allreduce(np.array([is_ready, is_there], np.uint8), op=Min)
+            is_ready, is_there = bool(agreed[0]), bool(agreed[1])
+        if is_there:
+            return
         if is_ready:
             self._skipped_in_row = 0
             self._begin(commit, parts)

@@ -67,6 +67,8 @@ class State:
         self._hosts_updated = False  # a launcher has told this rank
         self._is_agreed = False  # all ranks know that they change at the end of the step
         self._is_in_step = False  # of `batches`
+        self._is_copying = False  # `save` is called by this class
+        self._has_survivors = False  # the present world began with a commit in the memory of a process
         self._batches_begun: set[str] = set()  # by the present call of the training function
         self._positions = Positions()
         self._safeguards = Safeguards(self._parts, lambda: self._standing.copied)
@@ -88,14 +90,7 @@ class State:
             PeerError: a rank was lost; `ronde.elastic.run` handles it.
             MismatchError: ranks have made different numbers of commits.
         """
-        number = self._standing.copied + 1
-        with self._safeguards.changing():
-            self._safeguards.before_barrier(number)
-            is_changing = self._pass_barrier(number)
-            self._copy(number)
-            ledger.commit(time.monotonic_ns())
-            self._safeguards.after_copy(number)
-        if is_changing:
+        if self._commit():
             raise HostsUpdatedInterrupt
 
     def check_host_updates(self) -> None:
@@ -111,7 +106,12 @@ class State:
             self.commit()
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Call these functions, on the processes that stay, whenever the world has changed."""
+        """Call these functions, on the processes that stay, once for each new world that has formed.
+
+        They may change the state: a commit follows, before new processes get it. If another loss interrupts that, all
+        ranks keep the changes or all take them back, and the functions are called again when the next world has formed.
+        All ranks register the same functions.
+        """
         self._reset_callbacks += callbacks
 
     def batches(
@@ -189,6 +189,9 @@ class State:
         If a rank differs again, its process ends with MismatchError, and the launcher replaces it. All ranks call it,
         before the training. Without a majority, all ranks raise MismatchError.
 
+        Positions in the data of an `ElasticSampler` are not compared. Do not keep values that differ by rank in the
+        state, such as the loss of this rank's batch: average them first.
+
         Args:
             every: the number of commits from one comparison to the next (100); one takes about 1 s for each GB.
             most_repairs: how often a process may be put right before it leaves (1).
@@ -215,14 +218,29 @@ class State:
         rule = StepRule(factor, round(least_s * 1e9))
         self._safeguards.watch = StepWatch(rule, describe_process)
 
-    # What a state with other needs overrides
+    # What a program may call, and a state with other needs overrides
 
     def save(self) -> None:
-        """Copy the parts that are the same on all ranks. `commit` calls it when all ranks have come."""
+        """Commit as `commit` does, but let a change of the members of the job wait for the next `commit`.
+
+        All ranks call it at the same place, in the training. Before that it copies the state of this process only. A
+        method that overrides it is also called by `commit`, when all ranks have come.
+
+        Raises:
+            PeerError: a rank was lost; `ronde.elastic.run` handles it.
+            MismatchError: ranks have made different numbers of commits.
+        """
+        if self._standing.copied != NOTHING and not self._is_copying:
+            self.prepare_save()
+            self._commit()
+            return
         self._safeguards.before_copy()
         for part in self._parts.values():
             if not part.is_sharded:  # those are copied before the barrier
                 part.save()
+
+    def prepare_save(self) -> None:
+        """Prepare the commit that `save` makes, with the other ranks if need be."""
 
     def restore(self) -> None:
         """Go back to the copies of all parts."""
@@ -233,9 +251,10 @@ class State:
         """Prepare for a world of other ranks. `on_reset` calls it before the callbacks."""
 
     def sync(self) -> None:
-        """Make the state equal on all ranks: those without the newest commit receive it from the lowest that has it.
+        """Give the newest commit to ranks that lack it, from the lowest rank that has it.
 
-        All ranks call it; `ronde.elastic.run` does when a world has formed.
+        All ranks call it; `ronde.elastic.run` does when a world has formed. Ranks that have the commit keep their live
+        state. If no rank has one, all get the live state of rank 0, as commit 0.
         """
         decision = decide(comm_standings(Standing(self._standing.copied)))
         mine = decision.actions[comm.rank()]
@@ -258,8 +277,27 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
-        if self._reset_callbacks and self._standing.copied != NOTHING:
-            self.save()  # a new process gets what the callbacks have changed
+
+    def commit_reset(self) -> None:
+        """Commit what reset callbacks have changed. All ranks call it after the callbacks, and before `sync`.
+
+        New processes, which have no state yet, only wait with the others. If a loss interrupts it, all ranks keep the
+        changes, or all take them back.
+        """
+        if not self._reset_callbacks or not self._has_survivors:
+            return
+        if self._safeguards.sharded:  # their commits need the shards of all ranks, which new processes lack
+            if self._standing.copied != NOTHING:
+                self._copy(self._standing.copied)
+            return
+        with self._safeguards.changing():
+            if self._standing.copied == NOTHING:
+                comm.world().barrier()
+                return
+            number = self._standing.copied + 1
+            self._standing = Standing(self._standing.copied, number)
+            comm.world().barrier()
+            self._copy(number)
 
     def on_hosts_updated(self, timestamp: float = 0, update_res: int = 0) -> None:
         """Ask for `HostsUpdatedInterrupt` at the next commit. Any thread may call it."""
@@ -315,8 +353,11 @@ class State:
                 self._standing = Standing()
         if decision.actions[0] is Action.BEGIN:
             from_disk = self._safeguards.begin()
+            if comm.rank() == 0:
+                self._report_beginning(from_disk)
         else:
             from_disk = self._settle_shards(decision.number)
+        self._has_survivors = from_disk is None and decision.actions[0] is not Action.BEGIN
         if from_disk is not None:
             return self._go_on_from_disk(from_disk), False
         return decision, advances
@@ -329,6 +370,24 @@ class State:
             self._standing = Standing()  # also if a loss interrupts what follows
             return self._safeguards.begin_without(error)
         return None
+
+    def _report_beginning(self, from_disk: int | None) -> None:
+        """Log where a training begins of which no process has a commit. `from_disk`: that of the snapshot, if any."""
+        if from_disk is not None:
+            assert self._safeguards.snapshots is not None
+            folder = self._safeguards.snapshots.folder
+            _log.warning(
+                "no process has a commit in memory: the training goes on from commit %d in %s",
+                from_disk,
+                folder,
+            )
+        elif mine := membership():
+            if mine.number > 0:
+                _log.warning(
+                    "round %d of the job has no process with a commit of an earlier round: the training begins again "
+                    "from its start%s",
+                    *(mine.number, self._safeguards.advise_snapshots()),
+                )
 
     def _go_on_from_disk(self, number: int) -> Decision:
         """Take a snapshot as the state: rank 0 has loaded it, and the others receive it in `sync`."""
@@ -349,8 +408,12 @@ class State:
                 ledger.commit(time.monotonic_ns())
                 self._safeguards.after_copy(number)
                 raise HostsUpdatedInterrupt
+        self.note_finished()
+
+    def note_finished(self) -> None:
+        """Note that all ranks have finished, and return when the last commit is on disk."""
         self._standing = Standing(self._standing.copied)
-        ledger.commit(time.monotonic_ns())
+        ledger.end(time.monotonic_ns())
         self._safeguards.finish(self._standing.copied)
 
     # Private
@@ -382,8 +445,23 @@ class State:
             wanted = bool(most[0])
         return wanted
 
+    def _commit(self) -> bool:
+        """Make a commit; return whether the members of the job change."""
+        number = self._standing.copied + 1
+        with self._safeguards.changing():
+            self._safeguards.before_barrier(number)
+            is_changing = self._pass_barrier(number)
+            self._copy(number)
+            ledger.commit(time.monotonic_ns())
+            self._safeguards.after_copy(number)
+        return is_changing
+
     def _copy(self, number: int) -> None:
-        self.save()
+        self._is_copying = True
+        try:
+            self.save()
+        finally:
+            self._is_copying = False
         self._safeguards.accept()
         self._standing = Standing(number)
 

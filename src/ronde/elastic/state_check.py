@@ -99,7 +99,7 @@ class StateCheck:
 
         Args:
             commit: the number of the commit.
-            parts: by name; sharded ones are left out.
+            parts: by name; sharded ones are left out, and those whose `may_differ` is true.
             world: the ranks that have committed.
 
         Raises:
@@ -109,7 +109,7 @@ class StateCheck:
         """
         if commit % self._every or world.size == 1:
             return
-        compared = {name: part for name, part in parts.items() if not part.is_sharded}
+        compared = {name: part for name, part in parts.items() if not (part.is_sharded or _may_differ(part))}
         reports = [
             StateReport(tuple(digests), num_repairs)
             for digests, num_repairs in map(json.loads, allgather_bytes(world, self._report(compared)))
@@ -162,6 +162,10 @@ class StateCheck:
                     "the state of rank %d",
                     *(rank, world.hosts[rank], commit, differing, world.rank),
                 )
+
+
+def _may_differ(part: Part) -> bool:
+    return getattr(part, "may_differ", False)
 
 
 def _digest(part: Part) -> str:

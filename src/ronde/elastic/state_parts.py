@@ -10,7 +10,9 @@ __all__ = ["Part", "ReshardablePart"]
 class Part(Protocol):
     """One part of a state, such as a model. It has a *copy*, in host memory, of what it was at the last `save`.
 
-    `is_sharded`: each rank has another part of the whole, so that a lost rank takes its part with it.
+    `is_sharded`: each rank has another part of the whole, so that a lost rank takes its part with it. A part may have a
+    further attribute `may_differ`: True if equal states may look different on different ranks, so that
+    `State.compare_ranks` leaves the part out.
     """
 
     is_sharded: bool

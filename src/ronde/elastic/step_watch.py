@@ -1,8 +1,8 @@
-"""Alive, but stuck: a process whose step takes too long ends, with its stacks, so that the launcher replaces it.
+"""Ends a process whose step takes too long, with its stacks, so that the launcher replaces it.
 
-A thread watches the time since the last step (`step_times` says how long one may take). All ranks are late if one is
-stuck. The stuck one is the rank that waits for nobody: it has no call and no tensor under way. The others, which have,
-stay, and learn of the loss as of any other.
+A thread watches the time since the last step (`step_times` says how long one may take). If one rank is stuck, all ranks
+are late. The stuck one is the rank that waits for no other: it has no call and no tensor under way. The others stay,
+and get a PeerLostError as after any other loss.
 
 The thread needs the interpreter. It does not see a process that is stopped, or whose native code keeps the
 interpreter's lock; the report of the waiting ranks names it (docs/stalls.md).

@@ -6,8 +6,8 @@ does not use another file of that number.
 
 The agent decides who is in a round. It sends `PlaceInRound` to each worker that continues, and to spares and
 replacements, which start without a rank; `RoundLost` when a member of the worker's round is lost; `ChangeWanted` when a
-round without a loss is to follow. A worker sends `Continues` once, `Awaits` whenever it has left the world of a round,
-and `Completed` when all ranks have finished.
+round without a loss is to follow; `TrainingCompleted` when another worker has sent `Completed`. A worker sends
+`Continues` once, `Awaits` whenever it has left the world of a round, and `Completed` when all ranks have finished.
 
 The worker's end is used from any thread; a daemon thread reads it. A forked child has no channel.
 """
@@ -41,6 +41,7 @@ __all__ = [
     "News",
     "PlaceInRound",
     "RoundLost",
+    "TrainingCompleted",
     "membership",
 ]
 
@@ -87,6 +88,11 @@ class ChangeWanted:
     reason: str
 
 
+@dataclass(frozen=True)
+class TrainingCompleted:
+    """Another worker knows that all ranks have finished: this one need not wait for a place."""
+
+
 # From a worker to the agent
 
 
@@ -107,8 +113,8 @@ class Completed:
     """All ranks have finished: there is nothing to recover any more, and exit code 0 of this worker is success."""
 
 
-FromAgent = PlaceInRound | RoundLost | ChangeWanted
-News = PlaceInRound | RoundLost
+FromAgent = PlaceInRound | RoundLost | ChangeWanted | TrainingCompleted
+News = PlaceInRound | RoundLost | TrainingCompleted
 FromWorker = Continues | Awaits | Completed
 FROM_AGENT: TypedJson[FromAgent] = TypedJson(FromAgent, "message of the agent to a worker")
 FROM_WORKER: TypedJson[FromWorker] = TypedJson(FromWorker, "message of a worker to its agent")
@@ -219,6 +225,7 @@ class Membership:
         self._has_ended = False
         self._listeners: list[Callable[[News], None]] = []
         self._continues = False
+        self._has_completed = False  # all ranks have finished the training
         threading.Thread(target=self._read, name="ronde-membership", daemon=True).start()
 
     @property
@@ -263,10 +270,16 @@ class Membership:
                 return self._lost.reason
             if self._newest is not None and self._newest.number > self._number:
                 return self._newest.reason or f"round {self._newest.number} has begun"
-            return None
+            return "all ranks have finished the training" if self._has_completed else None
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether the agent knows that all ranks have finished the training in which this process is."""
+        with self._changed:
+            return self._has_completed
 
     def listen(self, listener: Callable[[News], None]) -> None:
-        """Call `listener` in the reading thread for each `RoundLost` and `PlaceInRound` that comes from now on."""
+        """Call `listener` in the reading thread for each message, but `ChangeWanted`, that comes from now on."""
         with self._changed:
             self._listeners.append(listener)
 
@@ -282,14 +295,28 @@ class Membership:
         """Tell the agent that this process survives the end of a round from now on. A second call does nothing."""
         with self._changed:
             has_announced, self._continues = self._continues, True
+            self._has_completed = self._has_completed and has_announced  # else that of an earlier training
         if not has_announced:
             self._send(Continues())
 
     def announce_completed(self) -> None:
         """Tell the agent that all ranks have finished. From now on this process need not survive."""
         with self._changed:
-            self._continues = False
+            self._continues = self._has_completed = False
         self._send(Completed())
+
+    def await_place_or_end(self) -> PlaceInRound | None:
+        """Return the next place as `await_place` does; None if all ranks have finished the training.
+
+        For a process that has finished its part, and has lost the others while it waited for theirs.
+        """
+        before = self.number
+        self._send(Awaits(before))
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_completed or self._has_ended or self._is_after(before))
+            if self._has_completed:
+                return None
+        return self.await_place(before)
 
     def await_place(self, after: int | None = None, timeout_ns: int | None = None) -> PlaceInRound:
         """Return the newest place in a round later than `after`, and make its variables those of this process.
@@ -308,7 +335,8 @@ class Membership:
             if not self._is_after(before):
                 if is_there:
                     raise PeerLostError(
-                        "the agent of this worker has ended: nobody can give the worker a place in a new round"
+                        "the agent of this worker has ended, so the worker gets no place in a new round: look at the "
+                        "last output of `ronde run` on this host"
                     )
                 raise TimeoutError(
                     f"this worker got no place in a round after {before} from its agent: look at the agent's output",
@@ -363,6 +391,8 @@ class Membership:
                     self._lost = message
                 case ChangeWanted():
                     self._wanted = message
+                case TrainingCompleted():
+                    self._has_completed = self._continues
             listeners = [] if isinstance(message, ChangeWanted) else list(self._listeners)
             self._changed.notify_all()
         for listener in listeners:

@@ -94,16 +94,22 @@ class StoreRendezvous:
     """The `Rendezvous` of a node over a store.
 
     `group_rank`: the given group rank of this node, -1 if none is given. `start_timeout_ns`: how long to wait for the
-    store.
+    store. `runs_once`: a job that has ended in the store is this one, and ends this node; else a new job follows it.
     """
 
     def __init__(
-        self, rules: Rules, access: StoreAccess, group_rank: int = -1, start_timeout_ns: int = 300 * 10**9
+        self,
+        rules: Rules,
+        access: StoreAccess,
+        group_rank: int = -1,
+        start_timeout_ns: int = 300 * 10**9,
+        runs_once: bool = False,
     ) -> None:
         self._rules = rules
         self._start_timeout_ns = min(start_timeout_ns, rules.join_timeout_ns)
         self._access = access
         self._given_rank = group_rank
+        self._runs_once = runs_once
         self._participant = Participant(rules)
         self._events: EventQueue[RendezvousEvent] = EventQueue()
         self._news: queue.SimpleQueue[Callable[[], list[Effect]] | None] = queue.SimpleQueue()
@@ -251,6 +257,8 @@ class StoreRendezvous:
     def _succeed_ended_job(self, store: Store) -> Store | None:
         """Return the store if this node may take part there. Raises TimeoutError if it is gone again."""
         assert self._terms
+        if self._runs_once:
+            return store
         silence_ns = self._rules.silence_ns
         patience_ns = max(silence_ns, LEAVING_NS)
         try:
@@ -498,7 +506,7 @@ def make_tcp(config: RendezvousConfig, key: JobKey) -> StoreRendezvous:
     """
     access = TcpStoreAccess(endpoint_of(config), key, config.truth("is_host"), config)
     rules = config.rules(rehost=may_rehost(config))
-    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns)
+    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns, _runs_once(config))
 
 
 def make_static(config: RendezvousConfig, key: JobKey) -> StoreRendezvous:
@@ -523,7 +531,7 @@ def make_static(config: RendezvousConfig, key: JobKey) -> StoreRendezvous:
             f"{error} (the port at which nodes meet if their workers use port {endpoint.port})"
         ) from None
     rules = config.rules(places_are_given=True, rehost=may_rehost(config))
-    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns)
+    return StoreRendezvous(rules, access, config.node_rank, config.start_timeout_ns, _runs_once(config))
 
 
 def make_file(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
@@ -531,7 +539,9 @@ def make_file(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
     if not config.endpoint:
         raise UsageError("the rendezvous 'file' needs the path of a file: --rdzv-endpoint PATH")
     access = FixedStoreAccess(lambda _: open_file_store(config))
-    return StoreRendezvous(config.rules(), access, config.node_rank, config.start_timeout_ns)
+    return StoreRendezvous(
+        config.rules(), access, config.node_rank, config.start_timeout_ns, _runs_once(config)
+    )
 
 
 def make_etcd(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
@@ -542,7 +552,13 @@ def make_etcd(config: RendezvousConfig, _: JobKey) -> StoreRendezvous:
         )
     parse_endpoints(etcd_endpoint(config), "", "", "")  # raises now if the endpoint is invalid
     access = FixedStoreAccess(partial(open_etcd_store, config))
-    return StoreRendezvous(config.rules(), access, config.node_rank, config.start_timeout_ns)
+    return StoreRendezvous(
+        config.rules(), access, config.node_rank, config.start_timeout_ns, _runs_once(config)
+    )
+
+
+def _runs_once(config: RendezvousConfig) -> bool:
+    return config.truth("run_once") is True
 
 
 def _meeting_port(port: int) -> int:

@@ -15,7 +15,7 @@ from ronde.elastic.state_check import StateCheck
 from ronde.elastic.step_times import StepRule
 from ronde.elastic.step_watch import StepWatch
 
-__all__ = ["compute_wrongly", "get_stuck"]
+__all__ = ["compute_wrongly", "differ_rightly", "get_stuck"]
 
 
 class Lines(logging.Handler):
@@ -44,6 +44,18 @@ def compute_wrongly(wrong: dict[int, tuple[int, ...]]) -> Any:
     except (ronde.MismatchError, ronde.PeerLostError) as error:
         return type(error).__name__, str(error), lines.lines
     return model.live["weights"].tobytes(), lines.lines
+
+
+def differ_rightly() -> list[str]:
+    """Commit with a part that describes the same state differently on each rank. Return what was logged."""
+    ronde.init()
+    world, lines = ronde.world(), Lines()
+    logging.getLogger("ronde.elastic").addHandler(lines)
+    check, sampler = StateCheck(every=1), Arrays(records=np.full(3, float(world.rank)))
+    sampler.may_differ = True  # type: ignore[attr-defined]
+    sampler.save()
+    check.check(1, {"sampler": sampler}, world)
+    return lines.lines
 
 
 def get_stuck(stuck: int, waits_in_engine: bool) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "commit_until_killed",
     "commit_with_a_full_disk",
     "commits_on_disk",
+    "disagree_on_what_is_there",
     "resume",
     "secure",
     "write_commits",
@@ -52,6 +53,20 @@ def _commit(snapshots: Snapshots, number: int, parts: dict[str, Arrays]) -> None
     for part in parts.values():
         part.save()
     snapshots.after_save(number, parts, ronde.world())
+
+
+def disagree_on_what_is_there(folder: Path) -> list[int]:
+    """Commit twice, where rank 0 takes its shard of the second commit for written. Return what is on disk then."""
+    ronde.init()
+    snapshots, parts = Snapshots(folder), _parts(has_shard=True)
+    _commit(snapshots, 1, parts)
+    snapshots.flush()
+    if ronde.rank() == 0:
+        snapshots._on_disk = 2
+    _commit(snapshots, 2, parts)
+    snapshots.flush()
+    ronde.world().barrier()
+    return commits_on_disk(folder)
 
 
 def commits_on_disk(folder: Path) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.ranks.elastic.check_programs import compute_wrongly, get_stuck
+from tests.ranks.elastic.check_programs import compute_wrongly, differ_rightly, get_stuck
 
 from ronde.testing import ranks
 
@@ -17,6 +17,11 @@ def test_a_rank_that_differs_is_named_and_put_right() -> None:
     assert len(lines) == 1
     assert told.partition(" on ")[0] in lines[0]
     assert told.partition("differs")[2] in lines[0]
+
+
+def test_a_part_that_may_differ_is_not_compared() -> None:
+    for lines in ranks.run(differ_rightly, 3):
+        assert lines == []
 
 
 def test_a_rank_that_differs_again_leaves() -> None:

@@ -126,6 +126,18 @@ def test_too_few_workers_end_the_job_and_it_can_be_resumed_by_others(launcher: L
     assert lines == ["done 0 2000.0 6.0", "from 14"]
 
 
+def test_a_job_without_a_commit_in_memory_says_where_it_begins(launcher: Launcher) -> None:
+    code, lines, err = run(launcher, "-n 1 --max-restarts 2", 6, 12, False, ("lost", 0, 3), ("lost", 0, 9))
+    assert code == 0, err
+    assert lines == ["done 0 1200.0 6.0", "from 0", "from 0", "from 6"]
+    assert (
+        "round 1 of the job has no process with a commit of an earlier round: the training begins again"
+        in err
+    )
+    assert "there is no complete snapshot in" in err
+    assert "no process has a commit in memory: the training goes on from commit 6 in" in err
+
+
 @pytest.mark.slow
 def test_a_stuck_rank_is_replaced(launcher: Launcher) -> None:
     code, lines, err = run(launcher, "-n 2 --max-restarts 1", 100, 20, False, ("stuck", 1, 15))

@@ -10,6 +10,7 @@ from tests.ranks.elastic.snapshot_programs import (
     commit_until_killed,
     commit_with_a_full_disk,
     commits_on_disk,
+    disagree_on_what_is_there,
     resume,
     secure,
     write_commits,
@@ -25,6 +26,10 @@ def test_a_job_goes_on_from_the_newest_snapshot_on_another_world_size(tmp_path: 
         found = ranks.run(resume, size, tmp_path, False)
         assert found[0] == (5, (5, 5000.0), None)  # the others get it from rank 0
         assert [commit for commit, _, _ in found] == [5] * size
+
+
+def test_ranks_that_disagree_on_what_is_written_take_part_alike(tmp_path: Path) -> None:
+    assert ranks.run(disagree_on_what_is_there, 2, tmp_path) == [[1, 2]] * 2
 
 
 def test_the_last_commit_is_written_at_the_end(tmp_path: Path) -> None:

@@ -201,6 +201,19 @@ def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -
     )
 
 
+def test_reset_callbacks_and_a_second_loss_leave_the_same_state_on_all_ranks() -> None:
+    program = str(Path(TRAIN).with_name("resets.py"))
+    with Agent([program], 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
+        agent.run()
+        found = [line.value for line in agent.lines]
+        assert len(found) == 2
+        for each in found:
+            assert each["step"] == 10
+            assert each["called"] in ([2], [3, 2]), "once for each world"
+            assert each["sizes"] == found[0]["sizes"]
+            assert each["sizes"] in ([2], [3, 2])
+
+
 def test_an_error_that_recurs_without_a_loss_ends_the_training() -> None:
     program = str(Path(__file__).parent / "programs" / "recurring.py")
     options = ["-n", "2", "--min-np", "1", "--max-restarts", "1"]
@@ -211,3 +224,17 @@ def test_an_error_that_recurs_without_a_loss_ends_the_training() -> None:
         4 <= done.stderr.count("2 ranks go on from commit 9") <= 4 * 4
     )  # four times in each start of a process
     assert "TimeoutError: this step is too slow" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--min-np", "2"], ["--max-restarts", "3"]], ids=["smaller", "replaced"])
+@pytest.mark.parametrize("case", [("in_barrier", "0.5"), ("after", "0")])
+def test_a_rank_that_dies_at_the_end_costs_the_others_nothing(
+    case: tuple[str, str], options: list[str], tmp_path: Path
+) -> None:
+    program = str(Path(TRAIN).with_name("dies_last.py"))
+    command = [sys.executable, "-m", "ronde", "run", "-n", "3", *options, program, *case]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {line.partition("] ")[2] for line in done.stdout.splitlines()}
+    assert {"done 5 0 of 3", "done 5 2 of 3"} <= found, done.stderr

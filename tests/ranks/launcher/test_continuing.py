@@ -164,6 +164,31 @@ def test_a_spare_takes_part_in_the_next_round(launcher: Launcher) -> None:
     assert "1 worker goes on in place (round 1), 1 from the reserve takes part\n" in err
 
 
+NOT_ELASTIC = """\
+import os, signal, time
+import ronde
+ronde.init()
+ronde.world().barrier()
+if not os.path.exists("died"):
+    time.sleep(1)  # the spare is ready
+    if ronde.rank() == 0:
+        open("died", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+ronde.world().barrier()
+"""
+
+
+@pytest.mark.slow
+def test_a_spare_of_a_program_that_does_not_continue_is_refused(launcher: Launcher) -> None:
+    job = Job(launcher)
+    (job.folder / "script.py").write_text(NOT_ELASTIC)
+    job.start("-n", "2", "--spares", "1", "--max-restarts", "1")
+    code, err = job.end()
+    assert code == 0, err
+    assert err.count("no worker has called ronde.elastic.run, so spare workers take no part") == 1
+    assert "starting all workers again (restart 1 of 1)" in err
+
+
 def test_two_deaths_at_once(launcher: Launcher) -> None:
     job = Job(launcher)
     job.start("-n", "4", "--min-np", "1")

@@ -183,3 +183,14 @@ def test_the_ledger_adds_up() -> None:
     assert (found.counted_ns, found.lost_ns, found.recovering_ns, found.total_ns) == (300, 50, 40, 400)
     assert found.share == 0.75
     assert Ledger(time.monotonic_ns()).read(time.monotonic_ns()).share <= 1
+
+
+def test_the_time_between_two_trainings_does_not_count() -> None:
+    ledger = Ledger(0)
+    for begin, end in ((10, 20), (100, 130)):
+        ledger.begin(begin)
+        ledger.begin_step()
+        ledger.end(end)
+    found = ledger.read(1000)
+    assert (found.commits, found.steps, found.total_ns, found.counted_ns) == (2, 2, 40, 40)
+    assert found.share == 1

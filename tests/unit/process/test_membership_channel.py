@@ -24,6 +24,7 @@ from ronde.process.membership_channel import (
     MembershipChannel,
     PlaceInRound,
     RoundLost,
+    TrainingCompleted,
 )
 
 HANG_S = 30
@@ -176,3 +177,13 @@ def wait_for(is_true: Callable[[], bool]) -> None:
             return
         time.sleep(0.001)
     raise AssertionError("it did not come true")
+
+
+def test_a_worker_that_has_finished_learns_that_the_others_have(ends: Ends) -> None:
+    ends.worker.announce_continues()
+    ends.agent.send(TrainingCompleted())
+    assert ends.worker.await_place_or_end() is None
+    assert ends.worker.over == "all ranks have finished the training"
+    ends.worker.announce_completed()
+    ends.worker.announce_continues()
+    assert not ends.worker.has_completed, "another training"

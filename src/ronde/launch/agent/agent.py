@@ -30,13 +30,13 @@ from ronde.launch.agent.decisions import (
     InterruptAgent,
     JoinRound,
     LeaveJob,
+    NotifyWorkers,
     ReportFailure,
     ReportSuccess,
     RequestChange,
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
-    TellWorkers,
     UpdateNode,
     WorkersContinue,
     WorkersEnded,
@@ -216,6 +216,8 @@ class AgentShell(GroupListener):
             0  # the signal after which this node leaves as soon as its workers have left their world
         )
         self._wish = ""  # why this node wants another round than the present one
+        self._has_continued = False  # a worker has called `ronde.elastic.run`
+        self._has_refused_spares = False
         self._deaths: set[int] = set()  # pids
         self._group_end: GroupEnd | None = None  # how the last workers ended
         self._agent_end: AgentEnd | None = None
@@ -317,7 +319,7 @@ class AgentShell(GroupListener):
         self._leaving = signum
         reason = f"{host_name()} leaves: {describe_interrupt(signum)}"
         self._screen.tell(f"{reason}; its workers go on until their next commit")
-        self._group.tell_workers(ChangeWanted(self._round.number, reason))
+        self._group.notify_workers(ChangeWanted(self._round.number, reason))
         at_ns = time.monotonic_ns() + self._config.worker.farewell_ns
         self._loop.set_timer(self._leave, at_ns, self._leave)
 
@@ -345,6 +347,7 @@ class AgentShell(GroupListener):
 
     def note_continuing(self, count: int) -> None:
         """Pass this on to the agent."""
+        self._has_continued = self._has_continued or count > 0
         self._step_agent(WorkersContinue(count))
 
     def note_settled(self) -> None:
@@ -385,7 +388,7 @@ class AgentShell(GroupListener):
         ready = self._reserve.ready
         if ready and round.nodes[round.group_rank].slots < self._config.worker.slots:
             self._wish = f"{ready} more worker{' is' if ready == 1 else 's are'} ready"
-            self._group.tell_workers(ChangeWanted(round.number, self._wish))
+            self._group.notify_workers(ChangeWanted(round.number, self._wish))
             self.note_world_left()
 
     def note_absent(self, absent: Absent | None) -> None:
@@ -456,8 +459,8 @@ class AgentShell(GroupListener):
                     self._is_joining = False
                     if self._alive and self._group:
                         self._group.stop_workers(reason, at_once, keeps)
-                case EndContinuing() | TellWorkers():
-                    self._tell_workers(effect)
+                case EndContinuing() | NotifyWorkers():
+                    self._notify_workers(effect)
                 case AgentNotice(text):
                     self._screen.tell(text)
                 case SetAgentTimer(at_ns):
@@ -467,16 +470,16 @@ class AgentShell(GroupListener):
                 case _:
                     self._tell_nodes(effect)
 
-    def _tell_workers(self, effect: EndContinuing | TellWorkers) -> None:
+    def _notify_workers(self, effect: EndContinuing | NotifyWorkers) -> None:
         if not (self._alive and self._group):
             return
         match effect:
             case EndContinuing(reason):
                 self._group.end_continuing(reason)
-            case TellWorkers(number, reason, True):
-                self._group.tell_workers(RoundLost(number, reason))
-            case TellWorkers(number, reason, False):
-                self._group.tell_workers(ChangeWanted(number, reason))
+            case NotifyWorkers(number, reason, True):
+                self._group.notify_workers(RoundLost(number, reason))
+            case NotifyWorkers(number, reason, False):
+                self._group.notify_workers(ChangeWanted(number, reason))
 
     def _tell_nodes(self, effect: Effect) -> None:
         match effect:
@@ -607,7 +610,7 @@ class AgentShell(GroupListener):
         for worker, place in zip(survivors, chosen):
             group.place_worker(places[place].rank, worker, reason, start.lost)
         places = deque(each for number, each in enumerate(places) if number not in chosen)
-        while places and (spare := self._reserve.take_ready()):
+        while places and self._may_use_reserve() and (spare := self._reserve.take_ready()):
             group.place_worker(places.popleft().rank, spare, reason, start.lost)
             promoted += 1
         if survivors:
@@ -617,6 +620,16 @@ class AgentShell(GroupListener):
                 )
             )
         return places
+
+    def _may_use_reserve(self) -> bool:
+        """Return whether workers of the reserve can take part; says once if they cannot."""
+        if not (self._has_continued or self._has_refused_spares) and self._reserve.ready:
+            self._has_refused_spares = True
+            self._screen.tell(
+                "no worker has called ronde.elastic.run, so spare workers take no part: all workers start again. "
+                "Leave --spares out, or train under ronde.elastic.run"
+            )
+        return self._has_continued
 
     def _start_each(self, group: WorkerGroupShell, waiting: deque[WorkerPlan], attempt: int) -> None:
         """Start these workers, until one cannot start or a signal comes; a start may take long."""

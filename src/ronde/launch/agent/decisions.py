@@ -112,7 +112,7 @@ __all__ = [
     "WorkersSettled",
     "WorkersContinue",
     "RequestChange",
-    "TellWorkers",
+    "NotifyWorkers",
     "UpdateNode",
     "EndContinuing",
 ]
@@ -237,7 +237,7 @@ class EndContinuing:
 
 
 @dataclass(frozen=True)
-class TellWorkers:
+class NotifyWorkers:
     """Tell those workers that continue that this round is lost, or (not `is_lost`) that another one is wanted."""
 
     number: int
@@ -315,7 +315,7 @@ Effect = (
     | StartWorkers
     | StopWorkers
     | EndContinuing
-    | TellWorkers
+    | NotifyWorkers
     | RequestChange
     | ReportFailure
     | ReportSuccess
@@ -537,7 +537,7 @@ class Agent:
         is_lost = isinstance(event.cause, WorkerFailed | NodesLost)
         ended = EndedRound(cause, (cause,) if is_lost else ())
         timer = [SetAgentTimer(shortage.ends_ns)] if shortage else []
-        tell = TellWorkers(event.number, cause, is_lost)
+        tell = NotifyWorkers(event.number, cause, is_lost)
         return Stopping(shortage, ended), [tell, StopWorkers("the round is over", keeps=True), *timer]
 
     def _end_round_while_exiting(self, _: int, state: Exiting, event: RoundEnded) -> Next:
@@ -588,7 +588,7 @@ class Agent:
     def _report_failure(self, _: int, state: Healthy, event: Failing) -> Next:
         effects: list[Effect] = [ReportFailure(event.failure)]
         if state.continuing:
-            effects.insert(0, TellWorkers(state.round.number, event.failure.message))
+            effects.insert(0, NotifyWorkers(state.round.number, event.failure.message))
         return Unhealthy(state.round, event.failure, state.continuing), effects
 
     def _note_continuing(self, _: int, state: Healthy | Unhealthy, event: WorkersContinue) -> Next:

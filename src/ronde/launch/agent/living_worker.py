@@ -39,12 +39,12 @@ class LivingWorker:
     places: dict[int, int] = field(default_factory=dict)  # rank by round
     home: int = 0
 
-    def tell(self, message: FromAgent) -> None:
+    def send_message(self, message: FromAgent) -> None:
         """Send a message, if the worker can get one. A worker that reads nothing is not waited for."""
         if self.channel is not None:
             self.channel.send(message)
 
-    def heard(self) -> list[FromWorker]:
+    def read_messages(self) -> list[FromWorker]:
         """Return what it has sent; nothing after a message that is none."""
         if self.channel is not None:
             with contextlib.suppress(ProtocolError):
@@ -57,4 +57,4 @@ class LivingWorker:
         self.output.change_place(
             plan.rank, plan.local_rank, self.streams
         )  # before it writes under its new rank
-        self.tell(PlaceInRound(number, variables, reason, lost))
+        self.send_message(PlaceInRound(number, variables, reason, lost))

@@ -115,7 +115,7 @@ class ReserveShell:
     def _read_channel(self, key: int) -> None:
         worker = self._workers[key]
         is_ready = False
-        for message in worker.heard():
+        for message in worker.read_messages():
             worker.continues = worker.continues or isinstance(message, Continues)
             is_ready = is_ready or isinstance(message, Awaits)
         if worker.channel is not None and worker.channel.has_ended:

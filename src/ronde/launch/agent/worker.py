@@ -32,7 +32,8 @@ class Worker:
     raised_ns: int = 0
     raised: str = ""  # the exception that it announced
     has_left: bool = False  # the other ranks
-    has_said: bool = False  # that it continues
+    has_announced: bool = False  # that it continues, or has completed the training
+    has_completed: bool = False  # the training, as all ranks have
     awaits: bool = False  # a later round, because it has left the world of this one
     epochs: int = 0  # how many there were, up to the last one to which it has come in `ronde.init`
     is_joining: bool = False  # it waits in `ronde.init` for the others
@@ -40,6 +41,8 @@ class Worker:
     program: str = ""  # by which it has replaced its own, without leaving the others
     signum: int = 0  # the last signal that it got from the agent while its process ran
     problem: str = ""  # why it could not start
+    error: str = ""  # the exception in its error file
+    killed_because: str = ""  # why the agent has killed it, if that counts as its own failure
 
     @property
     def gone(self) -> bool:
@@ -59,13 +62,17 @@ class Worker:
     @property
     def continues(self) -> bool:
         """Whether it outlives the end of the round."""
-        return self.has_said and self.returncode is None and not (self.raised or self.program or self.signum)
+        return (
+            self.has_announced
+            and self.returncode is None
+            and not (self.raised or self.program or self.signum)
+        )
 
     @property
     def may_be_cause(self) -> bool:
         """Whether it has left the other ranks, still runs, and may yet fail for a reason of its own."""
         leaves = (
-            self.has_left and not self.has_said
+            self.has_left and not self.has_announced
         )  # one that continues leaves a world, and comes to the next
         return leaves and self.returncode is None and not self.signum and not self.blames_peer
 
@@ -112,7 +119,10 @@ class Worker:
         if self.returncode is None:
             return f"{who} still runs"
         if self.returncode >= 0:
-            return f"{who} failed with exit code {self.returncode} {took}"
+            error = f" ({self.error})" if self.error else ""
+            return f"{who} failed with exit code {self.returncode} {took}{error}"
+        if self.killed_because:
+            return f"{who} was killed by the launcher {took}, because {self.killed_because}"
         hint = " (out of memory?)" if self.returncode == -SIGKILL and not self.signum else ""
         return f"{who} was killed by {signal_name(-self.returncode)} {took}{hint}"
 

@@ -122,7 +122,7 @@ class Exited:
 
     `returncode`: its exit code, or minus the signal that killed it. `blames_peer`: its error reports a lost rank.
     `leftovers`: processes of its group are left, whose end `Vacated` reports. `raised_ns`: the time of the exception
-    that ended it, on a clock that all workers share; 0: unknown.
+    that ended it, on a clock that all workers share; 0: unknown. `what`: that exception; empty if it left none.
     """
 
     rank: int
@@ -130,13 +130,14 @@ class Exited:
     blames_peer: bool = False
     leftovers: bool = False
     raised_ns: int = 0
+    what: str = ""
 
 
 @dataclass(frozen=True)
 class WorkerRaised:
     """The worker has announced an uncaught exception and is about to end, which may take long.
 
-    `what`: the exception; the rest is as in `Exited`.
+    The data are as in `Exited`.
     """
 
     rank: int
@@ -410,7 +411,9 @@ class WorkerGroup:
             case Started():
                 self._unstarted.discard(event.rank)
                 since_ns = now_ns if event.since_ns is None else event.since_ns
-                self.workers[event.rank] = Worker(event.rank, event.pid, since_ns, has_said=event.continues)
+                self.workers[event.rank] = Worker(
+                    event.rank, event.pid, since_ns, has_announced=event.continues
+                )
                 effects: list[Effect] = []
             case NotStarted():
                 effects = self._not_started(now_ns, event)
@@ -500,8 +503,10 @@ class WorkerGroup:
         if worker is None:
             return []
         if isinstance(event, WorkerContinues | WorkerCompleted):
-            worker.has_said = True
-            self._has_completed = self._has_completed or isinstance(event, WorkerCompleted)
+            if worker.has_completed != isinstance(event, WorkerCompleted):
+                # A worker that continues after it has completed begins another training.
+                self._has_completed = worker.has_completed = not worker.has_completed
+            worker.has_announced = True
             return self._check_joins(now_ns)
         if isinstance(event, WorkerAwaits):
             return self._awaits(now_ns, worker)
@@ -535,6 +540,11 @@ class WorkerGroup:
         self._straggler_end_ns = 0
         left = name_ranks(worker.rank for worker in running if worker.awaits)
         waited = f"{self._policy.straggler_ns / 1e9:g} s"
+        for rank in late:
+            self.workers[rank].killed_because = (
+                f"it was still in the world that {left} had left {waited} before (--start-timeout): "
+                "state.end_stuck_steps() prints the stacks of such a worker"
+            )
         return [SignalWorkers(late, SIGKILL, f"still in the world that {left} left {waited} ago")]
 
     def _check_joins(self, now_ns: int) -> list[Effect]:
@@ -577,7 +587,7 @@ class WorkerGroup:
 
     def _exited(self, now_ns: int, event: Exited) -> list[Effect]:
         worker = self.workers[event.rank]
-        worker.returncode, worker.leftovers = event.returncode, event.leftovers
+        worker.returncode, worker.leftovers, worker.error = event.returncode, event.leftovers, event.what
         if not worker.raised:
             worker.blames_peer, worker.raised_ns = event.blames_peer, event.raised_ns
         if not ((worker.raised and worker.signum) or worker.program):  # else the announcement has the time

@@ -50,8 +50,15 @@ from ronde.launch.agent.worker_group import (
 from ronde.launch.launch_plan import LaunchPlan
 from ronde.launch.loop import Loop, Order
 from ronde.launch.screen import OutputStream, Screen
-from ronde.process.exceptions import is_blame
-from ronde.process.membership_channel import Awaits, ChangeWanted, Completed, Continues, RoundLost
+from ronde.process.exceptions import ErrorReport, is_blame
+from ronde.process.membership_channel import (
+    Awaits,
+    ChangeWanted,
+    Completed,
+    Continues,
+    RoundLost,
+    TrainingCompleted,
+)
 from ronde.process.uncaught import Announcement, Announcements
 
 __all__ = [
@@ -191,10 +198,10 @@ class WorkerGroupShell:
             rank in self._living and self._living[rank].world > self._number for rank in running
         )
 
-    def tell_workers(self, message: RoundLost | ChangeWanted) -> None:
+    def notify_workers(self, message: RoundLost | ChangeWanted) -> None:
         """Send the message to all workers that continue."""
         for rank in self._group.survivors:
-            self._living[rank].tell(message)
+            self._living[rank].send_message(message)
 
     def end_continuing(self, reason: str) -> None:
         """End the workers if some of them continue, because no round follows."""
@@ -202,14 +209,15 @@ class WorkerGroupShell:
 
     def _read_channel(self, rank: int) -> None:
         worker = self._living[rank]
-        for message in worker.heard():
+        for message in worker.read_messages():
             match message:
                 case Continues():
-                    worker.continues = True
+                    worker.continues, worker.has_completed = True, False
                     self._step_group(WorkerContinues(rank))
                 case Completed():
                     worker.has_completed = True
                     self._step_group(WorkerCompleted(rank))
+                    self._notify_of_completion()
                 case Awaits(after):
                     worker.has_joined = worker.has_joined or after >= 0
                     if after >= self._number:
@@ -218,6 +226,12 @@ class WorkerGroupShell:
                     self._listener.note_world_left()
         if worker.channel is not None and worker.channel.has_ended:
             self._loop.unwatch(worker.channel.fileno())
+
+    def _notify_of_completion(self) -> None:
+        """Let workers that have lost the others in the last barrier of the training know that they may end."""
+        for rank in self._group.survivors:
+            if not self._living[rank].has_completed:
+                self._living[rank].send_message(TrainingCompleted())
 
     def note_unstarted(self, rank: int, problem: str) -> None:
         """Note that a worker cannot start. No further ones may start then."""
@@ -265,8 +279,7 @@ class WorkerGroupShell:
         for stream in self._living[rank].streams:
             stream.drain()  # its traceback
         error = self._living[rank].output.error()
-        what = error.message.partition("\n")[0] if error else "an exception"
-        what = what if len(what) <= MOST_OF_ERROR else what[: MOST_OF_ERROR - 3] + "..."
+        what = _headline(error) or "an exception"
         self._step_group(
             WorkerRaised(rank, what, bool(error and error.blames_peer), error.time_ns if error else 0)
         )
@@ -376,7 +389,8 @@ class WorkerGroupShell:
         leftovers = self._watch_leftovers(rank)
         error = living.output.error() if returncode else None
         blames_peer = error.blames_peer if error else any(map(is_blame, living.output.last_lines()))
-        self._step_group(Exited(rank, returncode, blames_peer, leftovers, error.time_ns if error else 0))
+        raised_ns = error.time_ns if error else 0
+        self._step_group(Exited(rank, returncode, blames_peer, leftovers, raised_ns, _headline(error)))
         if blames_peer:
             self._find_replaced()
 
@@ -447,6 +461,12 @@ def unwatch_worker(loop: Loop, worker: LivingWorker) -> None:
     for stream in worker.streams:
         loop.set_timer(stream, None, stream.show_prompt)
         loop.unwatch(stream.fileno())
+
+
+def _headline(error: ErrorReport | None) -> str:
+    """Return the first line of the exception in an error file, for a sentence; empty without one."""
+    line = error.message.partition("\n")[0] if error else ""
+    return line if len(line) <= MOST_OF_ERROR else line[: MOST_OF_ERROR - 3] + "..."
 
 
 def _program_of(pid: int) -> str:

@@ -19,6 +19,7 @@ class SamplerPart:
     """The part of a state that is an `ElasticSampler`."""
 
     is_sharded = False
+    may_differ = True  # ranks describe the same processed samples differently
 
     def __init__(self, name: str, value: ElasticSampler) -> None:
         self.name, self.value = name, value
@@ -112,6 +113,11 @@ class TorchState(ObjectState):
         for part in self._held.values():
             if isinstance(part, SamplerPart):
                 part.value.reset()
+
+    def prepare_save(self) -> None:
+        """Let samplers exchange which samples are processed."""
+        super().prepare_save()
+        self._exchange()
 
     def _exchange(self) -> None:
         for part in self._held.values():

@@ -25,13 +25,13 @@ from ronde.launch.agent.decisions import (
     InterruptAgent,
     JoinRound,
     LeaveJob,
+    NotifyWorkers,
     ReportFailure,
     ReportSuccess,
     RequestChange,
     SetAgentTimer,
     StartWorkers,
     StopWorkers,
-    TellWorkers,
     UpdateNode,
     WorkersContinue,
     WorkersEnded,
@@ -365,11 +365,11 @@ def continuing(nodes: int = 1) -> Story:
 def test_workers_that_continue_outlive_a_round() -> None:
     story = continuing()
     assert story.after(WorkersContinue(1), Failing(OURS)) == [
-        TellWorkers(0, OURS.message),
+        NotifyWorkers(0, OURS.message),
         ReportFailure(OURS),
     ]
     assert story.after(RoundEnded(0, WorkerFailed(OURS))) == [
-        TellWorkers(0, OURS.message),
+        NotifyWorkers(0, OURS.message),
         StopWorkers("the round is over", keeps=True),
     ]
     assert story.after(WorkersSettled()) == [JoinRound()]
@@ -383,7 +383,7 @@ def test_workers_that_continue_outlive_a_round() -> None:
 def test_a_new_node_is_no_loss() -> None:
     story = continuing(2)
     tell, stop = story.after(RoundEnded(0, NodesWaiting(1)))
-    assert tell == TellWorkers(0, "1 more node can take part", is_lost=False)
+    assert tell == NotifyWorkers(0, "1 more node can take part", is_lost=False)
     assert stop == StopWorkers("the round is over", keeps=True)
     story.after(WorkersSettled())
     (start,) = story.after(RoundBegan(a_round(1, 3)))

@@ -653,6 +653,12 @@ def test_those_that_wait_for_a_round_can_be_ended(event: Event, effects: list[st
     assert story.at(3, Exited(0, -SIGTERM)) == ["finish 3 because of 1"]
 
 
+def test_the_exception_in_the_error_file_is_named() -> None:
+    story = Story(1)
+    story.at(0.5, Exited(0, 3, what="ValueError: bad sample 17"))
+    assert story.reason == "rank 0 (pid 100) failed with exit code 3 after 0.5 s (ValueError: bad sample 17)"
+
+
 def test_a_worker_of_an_earlier_run_keeps_its_age() -> None:
     group = WorkerGroup([0, 1], AGAIN)
     group.step(10**9, Started(0, 100, since_ns=0, continues=True))
@@ -685,6 +691,10 @@ def test_a_worker_that_stays_in_a_world_that_others_have_left_fails() -> None:
     assert story.reason == "still in the world that ranks 0, 2 left 60 s ago"
     story.at(61.1, Exited(1, -9))
     assert story.group.cause == 1, "its end counts as a failure"
+    assert story.group.workers[1].describe() == (
+        "rank 1 (pid 101) was killed by the launcher after 61.1 s, because it was still in the world that ranks 0, 2 "
+        "had left 60 s before (--start-timeout): state.end_stuck_steps() prints the stacks of such a worker"
+    )
 
 
 def test_workers_that_have_all_left_are_no_stragglers() -> None:
@@ -701,3 +711,14 @@ def test_nobody_misses_a_worker_after_the_end_of_the_training() -> None:
     story.at(1, WorkerCompleted(0))
     assert story.at(2, Exited(0, 0)) == ["finish 0"]
     assert story.at(3, WorkerMissed(0, 5)) == []
+
+
+def test_a_worker_that_begins_another_training_is_needed_in_it() -> None:
+    story = Story(2)
+    for rank in range(2):
+        story.at(0.5, WorkerContinues(rank))
+        story.at(1, WorkerCompleted(rank))
+        story.at(1.5, WorkerContinues(rank))
+    assert story.at(2, Exited(0, 0)) == []
+    story.at(3, WorkerJoins(1, 0))
+    assert story.group.cause == 0

@@ -10,15 +10,15 @@ import textwrap
 
 import pytest
 
-from ronde.elastic.last_words import LastWords
+from ronde.elastic.termination_handler import TerminationHandler
 
 
 def run(program: str) -> tuple[int, str]:
     """Return how a process ends that has last words, and what it prints."""
     begin = """
     import os, signal
-    from ronde.elastic.last_words import LastWords
-    words = LastWords(lambda: print("last words", flush=True))
+    from ronde.elastic.termination_handler import TerminationHandler
+    handler = TerminationHandler(lambda: print("last words", flush=True))
     def end():
         os.kill(os.getpid(), signal.SIGTERM)
         print("after the signal", flush=True)
@@ -34,14 +34,14 @@ def run(program: str) -> tuple[int, str]:
 
 
 def test_they_come_before_the_signal_ends_the_process() -> None:
-    assert run("with words.installed(): end()") == (-signal.SIGTERM, "last words\n")
+    assert run("with handler.installed(): end()") == (-signal.SIGTERM, "last words\n")
 
 
 def test_a_change_of_the_state_ends_first() -> None:
     program = """
-    with words.installed():
-        with words.deferring():
-            with words.deferring():
+    with handler.installed():
+        with handler.deferring():
+            with handler.deferring():
                 end()
             print("changed", flush=True)
         print("never")
@@ -51,7 +51,7 @@ def test_a_change_of_the_state_ends_first() -> None:
 
 def test_a_forked_child_has_none() -> None:
     program = """
-    with words.installed(), words.deferring():
+    with handler.installed(), handler.deferring():
         child = os.fork()
         if child == 0:
             end()
@@ -65,7 +65,7 @@ def test_the_handler_of_the_program_stays() -> None:
     caught: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
     try:
-        with LastWords(lambda: pytest.fail("the program handles the signal")).installed():
+        with TerminationHandler(lambda: pytest.fail("the program handles the signal")).installed():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

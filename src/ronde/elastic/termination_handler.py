@@ -1,4 +1,4 @@
-"""A process that is told to end (SIGTERM) first writes its last commit to disk.
+"""Handles SIGTERM in a training: the process writes its last commit to disk, then ends by the signal.
 
 A launcher ends all workers of a job when too few are left, and when its host is withdrawn. The default action of the
 signal ends a process at once. Here a handler acts between two instructions of the main thread, and not while the state
@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["LastWords"]
+__all__ = ["TerminationHandler"]
 
 
-class LastWords:
-    """What the main thread does before SIGTERM ends the process. `act`: raises no error."""
+class TerminationHandler:
+    """The handler of SIGTERM. `act`: called in the main thread before the process ends; raises no error."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
