@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <latch>
 #include <numeric>
 #include <span>
 #include <string>
@@ -289,8 +290,9 @@ void check_message_before_goodbye() {
 void check_timeout() {
   Options options;
   options.timeout_ns = 50'000'000;
-  run({0, 0}, options, [](Communicator& comm) {
-    if (comm.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  std::latch has_failed(1);  // until then rank 1 stays: its end would be another failure
+  run({0, 0}, options, [&](Communicator& comm) {
+    if (comm.rank() == 1) return has_failed.wait();
     try {
       comm.barrier();
       CHECK(false);
@@ -298,6 +300,7 @@ void check_timeout() {
       CHECK(failure.kind == FailureKind::kTimeout);
       CHECK(std::string(failure.what()).find("rank 1 on host-0") != std::string::npos);
     }
+    has_failed.count_down();
   });
 }
 
