@@ -220,34 +220,26 @@ std::vector<Numbers> values_of_all(DType dtype, int size, size_t count) {
   return all;
 }
 
-// The inputs and the expected results are computed once for both kinds of links: under ThreadSanitizer that takes
-// longer than the calls that are tested.
-void check_over_links() {
+void check_over_links(Wire wire) {
   for (const int size : {1, 2, 4, 8}) {
-    Ranks by_sockets(size, Wire::kUnix), in_memory(size, Wire::kShm);
+    Ranks ranks(size, wire);
     for (const Counts& counts : kBuffers) {
       for (const DType dtype : kDTypes) {
         if (dtype != DType::kFloat32 && size == 8) continue;
-        const std::vector<Numbers> values = values_of_all(dtype, size, total_of(counts));
-        const Numbers expected = expected_of(values, counts);
-        std::vector<Bytes> inputs;
-        for (const Numbers& each : values) inputs.push_back(encoded(dtype, each));
-        for (Ranks* ranks : {&by_sockets, &in_memory}) {
-          std::vector<Bytes> results(static_cast<size_t>(size));
-          ranks->run([&](Mesh& mesh) {
-            Scratch scratch;
-            const Bytes& in = inputs[static_cast<size_t>(mesh.rank())];
-            const Call call{
-                .count = total_of(counts), .kind = Kind::kAllreduce, .dtype = dtype, .op = ReduceOp::kAdasum};
-            Bytes untouched = in, in_place = in, out(in.size());
-            adasum(mesh, call, untouched.data(), out.data(), counts, scratch);
-            adasum(mesh, call, in_place.data(), in_place.data(), counts, scratch);
-            CHECK(out == in_place && untouched == in);
-            results[static_cast<size_t>(mesh.rank())] = out;
-          });
-          for (const Bytes& result : results) CHECK(result == results[0]);
-          CHECK(close_to(dtype, results[0], expected));
-        }
+        const size_t count = total_of(counts);
+        const Numbers expected = expected_of(values_of_all(dtype, size, count), counts);
+        std::vector<Bytes> results(static_cast<size_t>(size));
+        ranks.run([&](Mesh& mesh) {
+          Scratch scratch;
+          const Call call{.count = count, .kind = Kind::kAllreduce, .dtype = dtype, .op = ReduceOp::kAdasum};
+          const Bytes in = encoded(dtype, values_of(dtype, mesh.rank(), count));
+          Bytes untouched = in, in_place = in, out(in.size());
+          adasum(mesh, call, untouched.data(), out.data(), counts, scratch);
+          adasum(mesh, call, in_place.data(), in_place.data(), counts, scratch);
+          CHECK(out == in_place && untouched == in);
+          results[static_cast<size_t>(mesh.rank())] = out;
+        });
+        for (const Bytes& result : results) CHECK(result == results[0] && close_to(dtype, result, expected));
       }
     }
   }
@@ -286,11 +278,12 @@ void check_communicator(const std::vector<int>& host_of, bool hierarchical) {
   };
   testing::run(host_of, options, [&](Communicator& comm) {
     each([&](const Counts& counts, DType dtype) {
-      const Bytes given = encoded(dtype, values_of(dtype, comm.rank(), total_of(counts)));
-      Bytes in = given, out(in.size()), in_place = in;
+      const size_t count = total_of(counts);
+      const Bytes in = encoded(dtype, values_of(dtype, comm.rank(), count));
+      Bytes out(in.size()), in_place = in;
       comm.adasum(in.data(), out.data(), counts, dtype);
       comm.adasum(in_place.data(), in_place.data(), counts, dtype);
-      CHECK(out == in_place && in == given);
+      CHECK(out == in_place && in == encoded(dtype, values_of(dtype, comm.rank(), count)));
       results[static_cast<size_t>(comm.rank())].push_back(out);
     });
   });
@@ -299,8 +292,9 @@ void check_communicator(const std::vector<int>& host_of, bool hierarchical) {
     std::vector<Numbers> parties = values_of_all(dtype, size, total_of(counts));
     if (hierarchical) parties = averages(parties, host_of);
     const Numbers expected = expected_of(parties, counts);
-    for (const auto& result : results) CHECK(result[next] == results[0][next]);
-    CHECK(close_to(dtype, results[0][next], expected));
+    for (const auto& result : results) {
+      CHECK(result[next] == results[0][next] && close_to(dtype, result[next], expected));
+    }
     ++next;
   });
 }
@@ -346,7 +340,8 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)  // which would need shadow memory for every byte
   check_huge_count();
 #endif
-  check_over_links();
+  check_over_links(Wire::kUnix);
+  check_over_links(Wire::kShm);
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{{0}, {0, 0}, {0, 0, 0, 0}, {0, 1}, {0, 0, 1, 2}})
     check_communicator(host_of, false);
   for (const std::vector<int>& host_of : std::vector<std::vector<int>>{

@@ -7,12 +7,9 @@
 #include <bit>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <numeric>
-#include <span>
 #include <string>
 #include <thread>
-#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -25,8 +22,10 @@ using namespace testing;
 
 constexpr size_t kCount = 1'300'003;  // in pieces with every number of ranks here
 
-constexpr int kMaxSize = 6;
-constexpr size_t kMaxCount = kMaxSize * (kCount / 2 + kMaxSize * 977);
+// Small integers, so that sums are exact in bfloat16, too; different in all pieces.
+float input(int rank, size_t index) {
+  return static_cast<float>((index * 7 + index / 977 + static_cast<size_t>(rank) * 5) % 16);
+}
 
 template <class T>
 T as(float value) {
@@ -34,47 +33,22 @@ T as(float value) {
   return static_cast<T>(value);
 }
 
-// What ranks pass and expect, computed once: under ThreadSanitizer that takes longer than the calls that are tested.
-// Small integers, so that sums are exact in bfloat16, too; different in all pieces.
 template <class T>
-struct Tables {
-  std::vector<std::vector<T>> inputs;  // of each rank
-  std::vector<std::vector<T>> sums;    // of the first n + 1 ranks
-
-  Tables() {
-    std::vector<float> sum(kMaxCount);
-    for (size_t rank = 0; rank < kMaxSize; ++rank) {
-      std::vector<T>& input = inputs.emplace_back(kMaxCount);
-      std::vector<T>& sum_to_here = sums.emplace_back(kMaxCount);
-      for (size_t i = 0; i < kMaxCount; ++i) {
-        const auto value = static_cast<float>((i * 7 + i / 977 + rank * 5) % 16);
-        input[i] = as<T>(value);
-        sum_to_here[i] = as<T>(sum[i] += value);
-      }
-    }
-  }
-};
-
-template <class T>
-const Tables<T>& tables() {
-  static const Tables<T> all;
+std::vector<T> inputs(int rank, size_t begin, size_t count) {
+  std::vector<T> all(count);
+  for (size_t i = 0; i < count; ++i) all[i] = as<T>(input(rank, begin + i));
   return all;
 }
 
 template <class T>
-std::vector<T> inputs(int rank, size_t begin, size_t count) {
-  const T* const from = tables<T>().inputs[static_cast<size_t>(rank)].data() + begin;
-  return {from, from + count};
-}
-
-template <class T>
-std::span<const T> sums(int size, size_t begin, size_t count) {
-  return std::span(tables<T>().sums[static_cast<size_t>(size) - 1]).subspan(begin, count);
-}
-
-template <class T>
-bool same(std::span<const T> values, std::span<const T> expected) {
-  return values.size() == expected.size() && std::memcmp(values.data(), expected.data(), values.size_bytes()) == 0;
+std::vector<T> sums(int size, size_t begin, size_t count) {
+  std::vector<T> all(count);
+  for (size_t i = 0; i < count; ++i) {
+    float sum = 0;
+    for (int rank = 0; rank < size; ++rank) sum += input(rank, begin + i);
+    all[i] = as<T>(sum);
+  }
+  return all;
 }
 
 // The ranks of a host come later than the others, whose messages pile up meanwhile.
@@ -93,18 +67,17 @@ std::vector<size_t> uneven_counts(int size) {
 template <class T>
 void check_reductions(Communicator& comm, DType dtype, const std::vector<int>& host_of) {
   const int size = comm.size(), rank = comm.rank();
-  const std::vector<T> mine = inputs<T>(rank, 0, kCount);
-  const std::span<const T> expected = sums<T>(size, 0, kCount);
+  const std::vector<T> mine = inputs<T>(rank, 0, kCount), expected = sums<T>(size, 0, kCount);
   std::vector<T> out(kCount), in_place = mine;
   comm.allreduce(mine.data(), out.data(), kCount, dtype, ReduceOp::kSum);
-  CHECK(same<T>(out, expected));
+  CHECK(out == expected);
   comm.allreduce(in_place.data(), in_place.data(), kCount, dtype, ReduceOp::kSum);
-  CHECK(same<T>(in_place, expected));
+  CHECK(in_place == expected);
   for (int root = 0; root < size; ++root) {
     std::vector<T> at_root(rank == root ? kCount : 0);
     come_late(comm, host_of, host_of[static_cast<size_t>(root)]);
     comm.reduce(mine.data(), rank == root ? at_root.data() : nullptr, kCount, dtype, ReduceOp::kSum, root);
-    if (rank == root) CHECK(same<T>(at_root, expected));
+    if (rank == root) CHECK(at_root == expected);
   }
   const std::vector<size_t> counts = uneven_counts(size);
   const auto begin = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0});
@@ -112,7 +85,7 @@ void check_reductions(Communicator& comm, DType dtype, const std::vector<int>& h
   T* const part = all.data() + begin;  // in place
   come_late(comm, host_of, 1);
   comm.reduce_scatter(all.data(), part, counts, dtype, ReduceOp::kSum);
-  CHECK(same<T>({part, counts[rank]}, sums<T>(size, begin, counts[rank])));
+  CHECK(std::ranges::equal(std::span(part, counts[rank]), sums<T>(size, begin, counts[rank])));
 }
 
 // Parts around the smallest for which there are pieces, where the pieces are the shortest.
@@ -122,7 +95,7 @@ void check_smallest_pieces(Communicator& comm) {
     const std::vector<float> mine = inputs<float>(comm.rank(), 0, count * counts.size());
     std::vector<float> part(count);
     comm.reduce_scatter(mine.data(), part.data(), counts, DType::kFloat32, ReduceOp::kSum);
-    CHECK(same<float>(part, sums<float>(comm.size(), count * static_cast<size_t>(comm.rank()), count)));
+    CHECK(part == sums<float>(comm.size(), count * static_cast<size_t>(comm.rank()), count));
   }
 }
 
@@ -138,12 +111,12 @@ void check_allgather(Communicator& comm) {
   const std::vector<float> mine = inputs<float>(comm.rank(), 0, counts[comm.rank()]);
   std::vector<float> out(expected.size());
   comm.allgather(mine.data(), out.data(), sizes, DType::kFloat32);
-  CHECK(same<float>(out, expected));
+  CHECK(out == expected);
   const auto begin = std::accumulate(counts.begin(), counts.begin() + comm.rank(), size_t{0});
   std::fill(out.begin(), out.end(), 0.0f);
   std::copy(mine.begin(), mine.end(), out.begin() + static_cast<ptrdiff_t>(begin));
   comm.allgather(out.data() + begin, out.data(), sizes, DType::kFloat32);  // in place
-  CHECK(same<float>(out, expected));
+  CHECK(out == expected);
 }
 
 // The array of a rank is in symmetric memory of its host.
@@ -158,7 +131,7 @@ void check_symmetric(const std::vector<int>& host_of) {
     auto* x = reinterpret_cast<float*>(comm.symmetric()->own_part(number));
     std::ranges::copy(inputs<float>(comm.rank(), 0, kCount), x);
     comm.allreduce(x, x, kCount, DType::kFloat32, ReduceOp::kSum);
-    CHECK(same<float>({x, kCount}, sums<float>(comm.size(), 0, kCount)));
+    CHECK(std::ranges::equal(std::span(x, kCount), sums<float>(comm.size(), 0, kCount)));
     comm.barrier();
     comm.symmetric()->drop(number);
   });
