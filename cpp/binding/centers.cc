@@ -8,6 +8,7 @@
 #include <string>
 
 #include "binding/border.h"
+#include "binding/require_arrays.h"
 #include "kernels/nearest_centers.h"
 
 namespace ronde {
@@ -19,14 +20,10 @@ using Sums = nb::ndarray<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Labels = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Distances = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void check(bool condition, const char* what) {
-  if (!condition) raise("UsageError", std::string("the arrays do not match: ") + what);
-}
-
 DType dtype_of(const Matrix& rows, const Matrix& centers) {
-  check(rows.dtype() == centers.dtype(), "rows and centers have different types");
+  require_arrays(rows.dtype() == centers.dtype(), "rows and centers have different types");
   if (rows.dtype() == nb::dtype<float>()) return DType::kFloat32;
-  check(rows.dtype() == nb::dtype<double>(), "rows are neither float32 nor float64");
+  require_arrays(rows.dtype() == nb::dtype<double>(), "rows are neither float32 nor float64");
   return DType::kFloat64;
 }
 
@@ -34,12 +31,14 @@ double assign(const Matrix& rows, const Matrix& centers, const std::optional<Wei
               const std::optional<Sums>& sums, const std::optional<Labels>& labels,
               const std::optional<Distances>& squared_distances) {
   const size_t row_count = rows.shape(0), dimensions = rows.shape(1), center_count = centers.shape(0);
-  check(dimensions == centers.shape(1), "rows and centers have different numbers of columns");
-  check(dimensions > 0 && center_count > 0 && center_count <= INT32_MAX, "there are no columns or no centers");
-  check(!weights || weights->shape(0) == row_count, "there is not one weight for each row");
-  check(!sums || (sums->shape(0) == center_count && sums->shape(1) == dimensions + 1), "sums have another shape");
-  check(!labels || labels->shape(0) == row_count, "there is not one label for each row");
-  check(!squared_distances || squared_distances->shape(0) == row_count, "there is not one distance for each row");
+  require_arrays(dimensions == centers.shape(1), "rows and centers have different numbers of columns");
+  require_arrays(dimensions > 0 && center_count > 0 && center_count <= INT32_MAX, "there are no columns or no centers");
+  require_arrays(!weights || weights->shape(0) == row_count, "there is not one weight for each row");
+  require_arrays(!sums || (sums->shape(0) == center_count && sums->shape(1) == dimensions + 1),
+                 "sums have another shape");
+  require_arrays(!labels || labels->shape(0) == row_count, "there is not one label for each row");
+  require_arrays(!squared_distances || squared_distances->shape(0) == row_count,
+                 "there is not one distance for each row");
   const CenterAssignment assignment{dtype_of(rows, centers),
                                     rows.data(),
                                     centers.data(),

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "binding/border.h"
+#include "binding/require_arrays.h"
 #include "kernels/topic_inference.h"
 #include "kernels/topic_sampler.h"
 
@@ -28,35 +29,31 @@ using Sums = Array<int64_t, 1>;
 
 constexpr size_t kMostTopics = kNoTopic;
 
-void check_topics(bool condition, const char* what) {
-  if (!condition) raise("UsageError", std::string("the arrays do not match: ") + what);
-}
-
 // Checks what memory safety needs, in one pass over the entries.
 Documents documents_of(const Offsets& offsets, const Words& words, const Doubles& counts, size_t word_count) {
-  check_topics(offsets.shape(0) > 0 && offsets.data()[0] == 0, "the offsets do not begin with 0");
+  require_arrays(offsets.shape(0) > 0 && offsets.data()[0] == 0, "the offsets do not begin with 0");
   const size_t rows = offsets.shape(0) - 1, entries = words.shape(0);
-  check_topics(std::is_sorted(offsets.data(), offsets.data() + rows + 1), "an offset is less than the one before");
-  check_topics(static_cast<size_t>(offsets.data()[rows]) == entries && counts.shape(0) == entries,
-               "there is not one word and one count for each entry");
+  require_arrays(std::is_sorted(offsets.data(), offsets.data() + rows + 1), "an offset is less than the one before");
+  require_arrays(static_cast<size_t>(offsets.data()[rows]) == entries && counts.shape(0) == entries,
+                 "there is not one word and one count for each entry");
   bool is_valid = true;
   for (size_t entry = 0; entry < entries; ++entry) {
     const double count = counts.data()[entry];
     is_valid &= static_cast<uint32_t>(words.data()[entry]) < word_count && count >= 0 && count <= 0x1p31;
   }
-  check_topics(is_valid, "an entry has an unknown word, or a count that is negative, NaN or larger than 2^31");
+  require_arrays(is_valid, "an entry has an unknown word, or a count that is negative, NaN or larger than 2^31");
   return {offsets.data(), words.data(), counts.data(), rows};
 }
 
 void check_tokens(const Documents& documents, double scale, const Topics& topics, size_t topic_count) {
-  check_topics(static_cast<int64_t>(topics.shape(0)) == count_tokens(documents, scale),
-               "there is not one topic for each token");
-  check_topics(std::all_of(topics.data(), topics.data() + topics.shape(0),
-                           [&](uint16_t topic) { return topic < topic_count || topic == kNoTopic; }),
-               "a token has an unknown topic");
+  require_arrays(static_cast<int64_t>(topics.shape(0)) == count_tokens(documents, scale),
+                 "there is not one topic for each token");
+  require_arrays(std::all_of(topics.data(), topics.data() + topics.shape(0),
+                             [&](uint16_t topic) { return topic < topic_count || topic == kNoTopic; }),
+                 "a token has an unknown topic");
 }
 
-void check_scale(double scale) { check_topics(scale >= 1 && scale <= 0x1p20, "the scale is out of range"); }
+void check_scale(double scale) { require_arrays(scale >= 1 && scale <= 0x1p20, "the scale is out of range"); }
 
 int64_t count(const Offsets& offsets, const Words& words, const Doubles& counts, size_t word_count, double scale) {
   check_scale(scale);
@@ -69,10 +66,10 @@ void make_weights(TopicWeights* self, const Array<const int32_t, 2>& counts, con
                   double scale) {
   check_scale(scale);
   const size_t topics = counts.shape(1);
-  check_topics(topics > 0 && topics <= kMostTopics, "there are no topics, or too many");
-  check_topics(priors.shape(0) == topics, "there is not one prior for each topic");
-  check_topics(word_prior > 0 && std::all_of(priors.data(), priors.data() + topics, [](double x) { return x > 0; }),
-               "a prior is not positive");
+  require_arrays(topics > 0 && topics <= kMostTopics, "there are no topics, or too many");
+  require_arrays(priors.shape(0) == topics, "there is not one prior for each topic");
+  require_arrays(word_prior > 0 && std::all_of(priors.data(), priors.data() + topics, [](double x) { return x > 0; }),
+                 "a prior is not positive");
   const ReleaseGil released;
   new (self) TopicWeights(counts.data(), counts.shape(0), priors.data(), topics, word_prior, scale);
 }
@@ -80,10 +77,10 @@ void make_weights(TopicWeights* self, const Array<const int32_t, 2>& counts, con
 void sample(const TopicWeights& self, const Offsets& offsets, const Words& words, const Doubles& occurrences,
             uint64_t seed, uint64_t step, int64_t first_row, int64_t every, const Topics& topics, const Counts& counts,
             const Sums& log_likelihood, const std::optional<Sums>& priors) {
-  check_topics(counts.shape(0) == self.words() && counts.shape(1) == self.topics(), "the counts have another shape");
-  check_topics(first_row >= 0 && every > 0, "the numbers of rows are out of range");
-  check_topics(log_likelihood.shape(0) == 1, "the log-likelihood is not one number");
-  check_topics(!priors || priors->shape(0) == self.topics() + 1, "the sums of priors have another length");
+  require_arrays(counts.shape(0) == self.words() && counts.shape(1) == self.topics(), "the counts have another shape");
+  require_arrays(first_row >= 0 && every > 0, "the numbers of rows are out of range");
+  require_arrays(log_likelihood.shape(0) == 1, "the log-likelihood is not one number");
+  require_arrays(!priors || priors->shape(0) == self.topics() + 1, "the sums of priors have another length");
   const Documents documents = documents_of(offsets, words, occurrences, self.words());
   check_tokens(documents, self.scale(), topics, self.topics());
   const ReleaseGil released;
@@ -95,11 +92,11 @@ void infer(const Offsets& offsets, const Words& words, const Doubles& counts, co
            const Doubles& priors, size_t max_iterations, double tolerance, bool is_variational,
            const Array<double, 2>& gammas, const std::optional<Array<int64_t, 2>>& statistics) {
   const size_t word_count = weights.shape(0), stride = weights.shape(1), topics = priors.shape(0);
-  check_topics(topics > 0 && topics <= stride && stride % 16 == 0, "the weights have another shape");
+  require_arrays(topics > 0 && topics <= stride && stride % 16 == 0, "the weights have another shape");
   const Documents documents = documents_of(offsets, words, counts, word_count);
-  check_topics(gammas.shape(0) == documents.row_count && gammas.shape(1) == topics, "the gammas have another shape");
-  check_topics(!statistics || (statistics->shape(0) == word_count && statistics->shape(1) == topics),
-               "the statistics have another shape");
+  require_arrays(gammas.shape(0) == documents.row_count && gammas.shape(1) == topics, "the gammas have another shape");
+  require_arrays(!statistics || (statistics->shape(0) == word_count && statistics->shape(1) == topics),
+                 "the statistics have another shape");
   const TopicInference inference{weights.data(), priors.data(), topics,        stride,
                                  max_iterations, tolerance,     is_variational};
   const ReleaseGil released;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "binding/border.h"
+#include "binding/require_arrays.h"
 #include "words/word_table.h"
 #include "words/word_trainer.h"
 
@@ -26,10 +27,6 @@ using RowSums = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 
 constexpr char kSeparator = '\x1f';
 
-void require(bool condition, const char* what) {
-  if (!condition) raise("UsageError", std::string("the arrays do not match: ") + what);
-}
-
 std::string_view view(const Text& text) { return {reinterpret_cast<const char*>(text.data()), text.shape(0)}; }
 
 TextForm form_of(bool is_lines) { return is_lines ? TextForm::kLines : TextForm::kParts; }
@@ -42,7 +39,7 @@ void add_counts(WordTable& table, const Text& words, const Counts& counts) {
   for (; number < counts.shape(0) && reader.next() == WordReader::Item::kWord; ++number) {
     table.add(reader.word(), counts.data()[number]);
   }
-  require(number == counts.shape(0), "there is not one word for each count");
+  require_arrays(number == counts.shape(0), "there is not one word for each count");
 }
 
 nb::bytes words_of(const WordTable& table) {
@@ -55,7 +52,7 @@ nb::bytes words_of(const WordTable& table) {
 }
 
 void counts_of(const WordTable& table, const nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& counts) {
-  require(counts.shape(0) == table.size(), "there is not one count for each word");
+  require_arrays(counts.shape(0) == table.size(), "there is not one count for each word");
   for (size_t number = 0; number < table.size(); ++number) counts.data()[number] = table.count(number);
 }
 
@@ -88,7 +85,7 @@ class ShardTrainer {
 
   void changed(bool is_outputs, const nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& changed) {
     const auto found = rows(is_outputs).changed();
-    require(changed.shape(0) == found.size(), "there is not one place for each row");
+    require_arrays(changed.shape(0) == found.size(), "there is not one place for each row");
     std::copy(found.begin(), found.end(), changed.data());
   }
 
@@ -119,13 +116,13 @@ class ShardTrainer {
   void check(bool is_outputs, const Numbers& numbers) {
     const size_t count = rows(is_outputs).changed().size();
     for (const int64_t number : span_of(numbers)) {
-      require(number >= 0 && static_cast<size_t>(number) < count, "there is no row of that number");
+      require_arrays(number >= 0 && static_cast<size_t>(number) < count, "there is no row of that number");
     }
   }
 
   void check_sums(bool is_outputs, const Numbers& numbers, const RowSums& sums) {
-    require(sums.shape(0) == numbers.shape(0) && sums.shape(1) == rows(is_outputs).sums_per_row(),
-            "the sums have another shape");
+    require_arrays(sums.shape(0) == numbers.shape(0) && sums.shape(1) == rows(is_outputs).sums_per_row(),
+                   "the sums have another shape");
   }
 
   const Vectors vectors_, outputs_;
@@ -137,12 +134,13 @@ void make_trainer(ShardTrainer* self, const Counts& counts, const Vectors& vecto
                   size_t window, size_t negative, bool is_cbow, bool shrinks_window, double sample, double ns_exponent,
                   uint64_t seed, size_t shards) {
   const size_t words = counts.shape(0), width = vectors.shape(1);
-  require(words > 0 && words < INT32_MAX, "there are no words, or too many");
-  require(vectors.shape(0) == words, "there is not one vector for each word");
-  require(outputs.shape(0) == (negative > 0 || words < 2 ? words : words - 1), "outputs have another number of rows");
-  require(width > 0 && width % kWordLanes == 0 && outputs.shape(1) == width, "vectors have another length");
-  require(window > 0 && window < INT32_MAX, "the window is empty");
-  require(shards > 0 && shards < INT32_MAX, "there are no shards, or too many");
+  require_arrays(words > 0 && words < INT32_MAX, "there are no words, or too many");
+  require_arrays(vectors.shape(0) == words, "there is not one vector for each word");
+  require_arrays(outputs.shape(0) == (negative > 0 || words < 2 ? words : words - 1),
+                 "outputs have another number of rows");
+  require_arrays(width > 0 && width % kWordLanes == 0 && outputs.shape(1) == width, "vectors have another length");
+  require_arrays(window > 0 && window < INT32_MAX, "the window is empty");
+  require_arrays(shards > 0 && shards < INT32_MAX, "there are no shards, or too many");
   const WordOptions options{width, window, negative, is_cbow, shrinks_window, sample, ns_exponent, shards, seed};
   new (self) ShardTrainer(options, counts, vectors, outputs);
 }

@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include "base/splitmix64.h"
 #include "kernels/reduce_kernels.h"
 
 namespace ronde {
@@ -18,22 +19,15 @@ constexpr double kLeastProduct = 1e-150;
 constexpr size_t kDocumentsAtOnce = 8;   // so that the processor need not wait for memory or for the last draw
 constexpr size_t kHugePage = 1 << 21;    // bytes
 constexpr size_t kMostPrefetched = 512;  // weights of a word; the processor prefetches further ones
-constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
-
-uint64_t mixed(uint64_t x) {  // the finalizer of splitmix64
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-  return x ^ (x >> 31);
-}
 
 // The random numbers of the tokens of a document, by their places.
 class TokenRandom {
  public:
   TokenRandom(const TopicDraw& draw, size_t row)
-      : key_(mixed(mixed(mixed(draw.seed + kGolden) + draw.step * kGolden) +
-                   (static_cast<uint64_t>(draw.first_row) + row) * kGolden)) {}
+      : key_(splitmix64(splitmix64(splitmix64(draw.seed + kSplitMixStep) + draw.step * kSplitMixStep) +
+                        (static_cast<uint64_t>(draw.first_row) + row) * kSplitMixStep)) {}
 
-  float uniform() { return static_cast<float>(mixed(key_ += kGolden) >> 40) * 0x1p-24f; }  // in [0, 1)
+  float uniform() { return static_cast<float>(splitmix64(key_ += kSplitMixStep) >> 40) * 0x1p-24f; }  // in [0, 1)
 
  private:
   uint64_t key_;

@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/splitmix64.h"
+
 namespace ronde {
 
 class Crew;
@@ -73,11 +75,6 @@ struct Packed {
 void pack(const Packed& rows, const Packing& packing, int64_t* integers, Crew& crew);
 
 // A random number for a row, the same wherever it is.
-inline uint64_t mixed(uint64_t seed, uint64_t number) {
-  uint64_t x = seed + (number + 1) * 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
+inline uint64_t mixed(uint64_t seed, uint64_t number) { return splitmix64(seed + (number + 1) * kSplitMixStep); }
 
 }  // namespace ronde

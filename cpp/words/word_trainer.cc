@@ -5,6 +5,8 @@
 #include <numeric>
 #include <queue>
 
+#include "base/splitmix64.h"
+
 namespace ronde {
 namespace {
 
@@ -20,21 +22,15 @@ double length_of(const int32_t* sums, size_t width) {
   return std::sqrt(square) * 0x1p-24;
 }
 
-uint64_t scrambled(uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
-  value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
-  return value ^ (value >> 31);
-}
-
 }  // namespace
 
-// SplitMix64 (Steele, Lea and Flood 2014).
+// The random numbers of a sentence.
 class WordTrainer::Random {
  public:
   Random(uint64_t seed, uint64_t epoch, uint64_t shard, uint64_t sentence)
-      : state_(scrambled(scrambled(scrambled(scrambled(seed) + epoch) + shard) + sentence)) {}
+      : state_(splitmix64(splitmix64(splitmix64(splitmix64(seed) + epoch) + shard) + sentence)) {}
 
-  uint64_t next() { return scrambled(state_ += 0x9E3779B97F4A7C15u); }
+  uint64_t next() { return splitmix64(state_ += kSplitMixStep); }
   uint32_t below(uint32_t bound) { return static_cast<uint32_t>(((next() >> 32) * bound) >> 32); }
 
  private:

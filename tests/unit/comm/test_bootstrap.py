@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
@@ -198,8 +199,10 @@ def test_a_rank_that_never_comes_is_named(transport: str) -> None:
     results = Job(4, absent=(1, 3), transport=transport, start_timeout_ns=SECOND).run()
     for error in (results[0], results[2]):
         assert isinstance(error, TimeoutError)
-        assert str(error) == (
-            "waited 1 s for ranks 1, 3 of 4 to join at memory; every rank must call ronde.init() within that time "
+        waited, told = re.fullmatch(r"waited ([\d.]+) s for (.*)", str(error)).groups()  # type: ignore[union-attr]
+        assert float(waited) >= 1  # it says how long it has waited, on a loaded machine longer than it should
+        assert told == (
+            "ranks 1, 3 of 4 to join at memory; every rank must call ronde.init() within that time "
             "(RONDE_START_TIMEOUT)"
         )
         assert error.missing == (1, 3)
