@@ -20,7 +20,7 @@ _OF_JOB = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHE
 JOB_LIMIT_S = 60
 
 
-@program("elastic", ranks=1, limit_s=150)
+@program("elastic", ranks=1, limit_s=240)
 def elastic() -> Iterator[tuple[str, Check]]:
     undisturbed: list[Any] = []
     yield "two ranks, without a loss", lambda: undisturbed.extend(trained("undisturbed")[0])

@@ -2,7 +2,7 @@
 
     python -m tests.gpu.elastic_training NAME HOW
 
-It writes files that begin with CHECK_FOLDER/NAME: the parameters at the end, by rank, and events, one line of JSON each.
+It writes files that begin with CHECK_FOLDER/NAME: the parameters at the end by rank, and events, one line of JSON each.
 HOW: "" (no rank dies), "replaced" (rank 1 dies), "alone" (as before, and rank 0 waits in step `WAITS_AT` for another).
 """
 
