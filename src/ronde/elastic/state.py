@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ronde.comm import world as comm
-from ronde.elastic.batches import Batches, Positions
+from ronde.elastic.batches import Batches, Positions, StreamBatches
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 from ronde.elastic.goodput import Goodput, Ledger
 from ronde.elastic.neighbours import ShardsLostError
@@ -25,7 +25,6 @@ from ronde.elastic.state_check import StateCheck
 from ronde.elastic.state_parts import Part
 from ronde.elastic.step_times import StepRule
 from ronde.elastic.step_watch import StepWatch
-from ronde.elastic.streams import StreamBatches
 from ronde.engine.objects import broadcast_object
 from ronde.errors import MismatchError, UsageError
 from ronde.process.membership_channel import membership

@@ -10,8 +10,7 @@ import pytest
 
 import ronde
 from ronde.comm import world as comm
-from ronde.elastic.batches import Positions
-from ronde.elastic.streams import StreamBatches
+from ronde.elastic.batches import Positions, StreamBatches
 
 SAMPLES = 23
 

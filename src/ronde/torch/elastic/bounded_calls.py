@@ -22,7 +22,7 @@ POLL_S = 0.02
 GRACE_S = 1.0  # for a call that fails, or succeeds, because of the end of the round
 
 
-class _Call:
+class _CallInThread:
     """A call in a thread; the result or the error is there when `done` is set."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -55,7 +55,7 @@ def call_until_over(
         over: returns why the round is over; None if it is not.
         end_connections: ends connections of the call, so that waits for data on these end. Called if the round is over.
     """
-    call = _Call(function)
+    call = _CallInThread(function)
     while not call.done.wait(POLL_S):
         if (reason := over()) is not None:
             end_connections()
