@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy
 import torch
-from tests.gpu import engine, process_groups  # noqa: F401, fill PROGRAMS
+from tests.gpu import elastic, engine, process_groups  # noqa: F401, fill PROGRAMS
 from tests.gpu.programs import PROGRAMS, Program, my_rank, on_cpu, place
 
 import ronde

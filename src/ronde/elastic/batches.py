@@ -7,7 +7,8 @@ Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from ronde.comm import world as comm
 from ronde.elastic.exact_sums import exact_sum
 from ronde.errors import UsageError
 
-__all__ = ["Batches", "Pieces", "Position", "Positions", "order_of_epoch", "share_of"]
+__all__ = ["Batches", "Pieces", "Position", "Positions", "StreamBatches", "order_of_epoch", "share_of"]
 
 
 class Position(NamedTuple):
@@ -97,6 +98,47 @@ class Batches:
         pieces = pieces_of(indices, self._micro)
         mine = pieces[share_of(len(pieces), comm.rank(), comm.size())]
         return Pieces([take(self._data, piece) for piece in mine], len(pieces), len(indices))
+
+
+class StreamBatches:
+    """See `State.stream`. All ranks read the same stream, and each takes its share of each global batch.
+
+    A position is the number of samples taken: one number, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        positions: Positions,
+        source: Callable[[int], Iterable[Any]] | Iterable[Any],
+        global_batch: int,
+        name: str,
+    ) -> None:
+        if global_batch < 1:
+            raise UsageError(f"global_batch={global_batch} is invalid: expected 1 or more")
+        if not callable(source) and iter(source) is source:
+            raise UsageError(
+                f"a {type(source).__name__} can be read only once, but a loss takes it back to the last commit: "
+                "pass a function that opens the stream at a sample's number"
+            )
+        self._positions, self._source, self._batch, self._name = positions, source, global_batch, name
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        position = self._positions.live.get(self._name, Position())
+        if position.epoch:  # the stream has ended
+            return
+        taken = position.step
+        samples = self._open(taken)
+        while batch := list(itertools.islice(samples, self._batch)):
+            taken += len(batch)
+            # Before the step, so that a commit in it has the next one.
+            self._positions.live[self._name] = Position(0, taken)
+            yield batch[share_of(len(batch), comm.rank(), comm.size())]
+        self._positions.live[self._name] = Position(1, taken)
+
+    def _open(self, start: int) -> Iterator[Any]:
+        if callable(self._source):
+            return iter(self._source(start))
+        return itertools.islice(self._source, start, None)
 
 
 class Pieces:

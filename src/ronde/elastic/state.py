@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ronde.comm import world as comm
-from ronde.elastic.batches import Batches, Positions
+from ronde.elastic.batches import Batches, Positions, StreamBatches
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 from ronde.elastic.goodput import Goodput, Ledger
 from ronde.elastic.neighbours import ShardsLostError
@@ -147,20 +147,35 @@ class State:
         Raises:
             UsageError: an argument is invalid, or a call of the training function uses a name a second time.
         """
-        if name in self._batches_begun:
-            raise UsageError(
-                f"train goes through the batches {name!r} a second time: let batches() count the epochs "
-                "(epochs=...), or give each loop a name (name=...)"
-            )
-        self._batches_begun.add(name)
-        batches = Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name)
-        for batch in batches:
-            ledger.begin_step()
-            self._is_in_step = True
-            yield batch
-            self._is_in_step = False
-            if self._is_agreed:
-                self.commit()
+        self._begin_batches(name)
+        yield from self._in_steps(
+            Batches(self._positions, data, global_batch, seed, epochs, micro_batch, name)
+        )
+
+    def stream(
+        self, source: Callable[[int], Iterable[Any]] | Iterable[Any], global_batch: int, *, name: str = ""
+    ) -> Iterator[list[Any]]:
+        """Yield this rank's share of each batch of a stream, from the position of the last commit on.
+
+            for samples in state.stream(lambda start: read_records(files, start), global_batch=256):
+                step(samples)
+                state.commit()
+
+        For readers without a length and an index, such as an IterableDataset of PyTorch. All ranks read equal samples
+        in the same order, and each keeps its share of each batch, so each sample is in one committed step, whatever
+        happens to the world. Shares differ by one sample at most, and may be empty. The last batch may be smaller.
+
+        Args:
+            source: a function that opens the stream at a sample's number, from 0; or an iterable that begins with the
+                first sample each time: then samples before the position are read and dropped.
+            global_batch: the number of samples in a step of all ranks.
+            name: if a program goes through batches or streams more than once, a name for each time.
+
+        Raises:
+            UsageError: an argument is invalid, or the training function uses this name for the second time.
+        """
+        self._begin_batches(name)
+        yield from self._in_steps(StreamBatches(self._positions, source, global_batch, name))
 
     def keep_snapshots(self, folder: str | os.PathLike[str], every: int = 1, keep: int = 2) -> None:
         """Write a commit to disk now and then, beside the training, so that a job that has ended can be resumed.
@@ -417,6 +432,23 @@ class State:
         self._safeguards.finish(self._standing.copied)
 
     # Private
+
+    def _begin_batches(self, name: str) -> None:
+        if name in self._batches_begun:
+            raise UsageError(
+                f"train goes through the batches {name!r} a second time: let batches() count the epochs "
+                "(epochs=...), or give each loop a name (name=...)"
+            )
+        self._batches_begun.add(name)
+
+    def _in_steps(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            ledger.begin_step()
+            self._is_in_step = True
+            yield batch
+            self._is_in_step = False
+            if self._is_agreed:
+                self.commit()
 
     def _pass_barrier(self, number: int) -> bool:
         """Wait until all ranks have come to commit `number`; return whether the members of the job change."""

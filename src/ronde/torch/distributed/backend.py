@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from ronde import settings
-from ronde.errors import NotInitializedError, UsageError
+from ronde.errors import AbortedError, NotInitializedError, UsageError
 from ronde.stall.watch import keeping_thread
 from ronde.torch.distributed.connection import (
     GroupConnection,
@@ -41,6 +41,7 @@ NAME = "ronde"
 DEVICES = ["cpu", "cuda"]
 
 DESTROYED = "the process group was destroyed"
+ABORTED = "the process group was aborted"
 NOT_CONFIGURED = "it has no members yet: call reconfigure() first"
 
 HAS_PYTHON_BACKENDS = hasattr(c10d.Backend, "supports_reconfigure")  # PyTorch 2.14 and later
@@ -66,7 +67,9 @@ class _Members(Operations):
     def _connected(self) -> GroupConnection:
         connection = self._connection
         if connection is None:
-            raise NotInitializedError(f"process group {self._name}: {self._ended}")
+            # An abort may come between two operations of a backward pass: the second one fails as the first one does.
+            error = AbortedError if self._ended == ABORTED else NotInitializedError
+            raise error(f"process group {self._name}: {self._ended}")
         return connection
 
     def rank(self) -> int:
@@ -102,7 +105,7 @@ class _Members(Operations):
 
     def abort(self) -> None:
         """Fail all operations of the group, on all of its ranks."""
-        self._ended = "the process group was aborted"
+        self._ended = ABORTED
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort(self._ended)

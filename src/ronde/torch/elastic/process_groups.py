@@ -10,6 +10,8 @@
    again.
 4. After a loss, all groups are aborted, so that operations that wait for another survivor end, too. Gloo ends
    operations only when its connections end, so these are shut down.
+5. A rank may be lost while the others make a group. Groups of other backends are made by a thread that their caller
+   leaves when the round is over (`bounded_calls`). A new process then goes on to the next round, too.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from ronde.errors import (
 )
 from ronde.net.addresses import address_towards
 from ronde.process.membership_channel import Membership, membership
+from ronde.torch.elastic.bounded_calls import call_until_over
 
 __all__ = ["abort", "follow_worlds", "has_default_group", "is_peer_loss", "leave", "meet"]
 
@@ -92,6 +95,7 @@ class _OfProcess:
         None  # of the present default group, unless it was made in the training function
     )
     met: int = -1  # the last round to whose meeting this process came
+    is_unmade: bool = False  # it was to be made, and a loss has come first
     is_training: bool = False
     listens: bool = False  # for lost rounds
     sockets: dict[int, int] = field(
@@ -171,7 +175,7 @@ def abort() -> None:
 
 def leave() -> None:
     """Abort the groups of a world that has ended, and destroy those that cannot have other members."""
-    if not has_default_group():
+    if not has_default_group() and not _own.is_unmade:
         _own.request = None
     abort()
     if _own.request is None or not (_own.request.is_by_handles and _supports_reconfigure()):
@@ -206,12 +210,13 @@ def meet(request: _Request | None = None) -> None:
         return
     if wanted is None:
         return
-    _own.request = wanted
+    _own.request, _own.is_unmade = wanted, True
     if all(handle for _, handle in facts):
         _reconfigure(mine.number, [handle for _, handle in facts], wanted)
     else:
         _destroy()
         _make_at_new_store(wanted)
+    _own.is_unmade = False
 
 
 def _supports_reconfigure() -> bool:
@@ -225,40 +230,81 @@ def _with_meeting(make: Callable[..., Any]) -> Callable[..., Any]:
         if mine is None or dist.is_initialized():  # then it raises
             make(backend, *arguments, **named)
             return
-        process.init()
         given = {**dict(zip(_ARGUMENTS, arguments)), **named}
-        kept = {name: value for name, value in given.items() if name not in _PLACE}
-        request = _Request("" if backend is None else str(backend), kept)
-        if not _own.is_training and _own.met != mine.number:
-            meet(request)
-        elif given.get("store") is None and given.get("init_method") in (None, "env://"):
-            _make_at_new_store(request)
-        else:
-            _make(_Request(request.backend, given))
+        while True:
+            try:
+                _init_process_group(mine, "" if backend is None else str(backend), given)
+                return
+            except Exception as error:
+                if not is_peer_loss(error) or _own.is_training or (reason := mine.over) is None:
+                    raise
+                if not mine.continues:
+                    raise PeerLostError(
+                        f"init_process_group: round {mine.number} of the job, which this process was joining, is over: "
+                        f"{reason}"
+                    ) from error
+            # A new process that outlives rounds, though it has not come to `elastic.run`.
+            leave()
+            process.shutdown()
+            mine.await_place()
 
     return init_process_group
 
 
-def _make(request: _Request, **place: Any) -> None:
-    assert _own.make is not None
+def _init_process_group(mine: Membership, backend: str, given: dict[str, Any]) -> None:
+    process.init_again()
+    request = _Request(backend, {name: value for name, value in given.items() if name not in _PLACE})
+    if not _own.is_training and _own.met != mine.number:
+        meet(request)
+    elif given.get("store") is None and given.get("init_method") in (None, "env://"):
+        _make_at_new_store(request)
+    else:
+        _make(_Request(backend, given))
+
+
+def _make(request: _Request, get_store: Callable[[], Any] | None = None, **place: Any) -> None:
+    """Make the default group. `get_store`: returns the store; it may wait for the rank that serves it."""
+
+    def make() -> None:
+        assert _own.make is not None
+        store = {} if get_store is None else {"store": get_store()}
+        _own.make(request.backend or None, **request.named, **place, **store)
+
     with _noted():
-        _own.make(request.backend or None, **request.named, **place)
+        if request.backend == "ronde":
+            make()  # its waits end when the round is over
+            return
+        try:
+            _call_bounded(make)
+        except Exception:
+            if not dist.is_initialized():
+                distributed_c10d._world.group_count = 0  # a part of the names, which all ranks must agree on
+            raise
+
+
+def _call_bounded(make: Callable[[], Any]) -> Any:
+    mine, before = membership(), _open_sockets()
+    if mine is None:
+        return make()
+    return call_until_over(make, lambda: mine.over, lambda: _shut_down_all(_opened_since(before)))
 
 
 def _make_at_new_store(request: _Request) -> None:
     """Make a default group of all ranks, at a store that rank 0 serves from now on. All ranks call it."""
     me, ranks = rank(), size()
-    store, address = None, ("", 0)
+    served, address = None, ("", 0)
     if me == 0:
         host = "127.0.0.1" if local_size() == ranks else environment().get("MASTER_ADDR") or address_towards()
-        store = dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False)
-        address = host, store.port
+        served = dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False)
+        address = host, served.port
     host, port = broadcast_object(address, 0, f"{_NAME}.store")
-    if store is None:
-        store = dist.TCPStore(host, port, ranks, is_master=False, wait_for_workers=False)
+
+    def store() -> Any:
+        return served or dist.TCPStore(host, port, ranks, is_master=False, wait_for_workers=False)
+
     # It has its members from the beginning; `reconfigure` is for a program that chooses them.
     named = {name: value for name, value in request.named.items() if name != "enable_reconfigure"}
-    _make(_Request(request.backend, named), store=store, rank=me, world_size=ranks)
+    _make(_Request(request.backend, named), store, rank=me, world_size=ranks)
 
 
 def _make_lone(request: _Request) -> None:
@@ -307,7 +353,9 @@ def _noting_sockets(make: Callable[..., Any]) -> Callable[..., Any]:
         if membership() is None:
             return make(*arguments, **named)
         with _noted():
-            return make(*arguments, **named)
+            if hasattr(dist.group.WORLD, "reconfigure_with") and named.get("backend") in (None, "ronde"):
+                return make(*arguments, **named)
+            return _call_bounded(lambda: make(*arguments, **named))
 
     return making
 
@@ -321,7 +369,7 @@ def _noted() -> Iterator[None]:
     finally:
         after = _open_sockets()
         _own.sockets = {fd: inode for fd, inode in _own.sockets.items() if after.get(fd) == inode}
-        _own.sockets.update({fd: inode for fd, inode in after.items() if before.get(fd) != inode})
+        _own.sockets.update(_opened_since(before))
 
 
 def _shut_down_sockets() -> None:
@@ -329,7 +377,11 @@ def _shut_down_sockets() -> None:
     noted, _own.sockets = _own.sockets, {}
     if all(hasattr(group, "reconfigure_with") for group in list(distributed_c10d._world.pg_names)):
         return
-    for fd, inode in noted.items():
+    _shut_down_all(noted)
+
+
+def _shut_down_all(sockets: dict[int, int]) -> None:
+    for fd, inode in sockets.items():
         with suppress(OSError):
             if os.fstat(fd).st_ino == inode:
                 _shut_down(fd)
@@ -342,6 +394,10 @@ def _shut_down(fd: int) -> None:
         copied.shutdown(socket.SHUT_RDWR)
     finally:
         copied.close()
+
+
+def _opened_since(before: dict[int, int]) -> dict[int, int]:
+    return {fd: inode for fd, inode in _open_sockets().items() if before.get(fd) != inode}
 
 
 def _open_sockets() -> dict[int, int]:

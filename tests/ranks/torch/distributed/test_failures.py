@@ -15,7 +15,14 @@ import torch
 import torch.distributed as dist
 from tests.ranks.torch.distributed.groups import default_group
 
-from ronde.errors import MismatchError, NotInitializedError, PeerError, PeerLostError, RondeError
+from ronde.errors import (
+    AbortedError,
+    MismatchError,
+    NotInitializedError,
+    PeerError,
+    PeerLostError,
+    RondeError,
+)
 from ronde.testing import ranks
 
 HOST = socket.gethostname()
@@ -217,7 +224,7 @@ def abort_one(folder: str) -> None:
         group = dist.new_group()
         if rank == 0:
             group.abort()
-            with pytest.raises(NotInitializedError, match="aborted"):
+            with pytest.raises(AbortedError, match="aborted"):
                 dist.all_reduce(torch.ones(2), group=group)
         else:
             with pytest.raises(PeerError, match="rank 0"):

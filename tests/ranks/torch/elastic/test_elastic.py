@@ -59,6 +59,25 @@ def test_a_loss_and_a_return(how: str, where: str, size: int, tmp_path: Path) ->
         assert sum(len(epoch) == 48 for epoch in results[1]["epochs"]) >= len(results[1]["epochs"]) - 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_loss_while_the_group_is_made_again(dying: int, tmp_path: Path) -> None:
+    """Gloo waits for the lost rank, which serves the store or does not; a new process comes to the round after."""
+    stop = tmp_path / "stop"
+    program = [TRAINING, "gloo", "before", str(stop), str(dying)]
+    with Agent(program, 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
+        run_until_size(agent, 4)
+        agent.kill(3)
+        run_until_size(agent, 2)
+        agent.add()
+        run_until_size(agent, 3)
+        stop.touch()
+        agent.run()
+        results = {line.worker: line.value for line in agent.lines if "done" in line.value}
+        assert len(results) == 3
+        assert len({str((each["weights"], each["moments"])) for each in results.values()}) == 1
+
+
 # One world
 
 

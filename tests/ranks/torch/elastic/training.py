@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 
 import ronde.torch as hvd
 import ronde.torch.distributed  # noqa: F401 - makes the backend known
+from ronde.torch.elastic import process_groups
 
 HOW, WHERE, STOP = sys.argv[1:4]
+DIES_LATER = sys.argv[4:]  # a rank that dies when the group is made again
 SAMPLES = 48
 BATCH = 2  # per rank
 
@@ -36,7 +39,17 @@ def is_stopped() -> bool:
     return bool(hvd.allreduce(torch.tensor(int(os.path.exists(STOP))), op=hvd.Max, name="stop") > 0)
 
 
+def die_in_making(*arguments: Any, **named: Any) -> None:
+    """Die instead of making the group, in the round after the first, once."""
+    if os.environ.get("RONDE_ROUND", "0") == "1" and os.environ["RANK"] == DIES_LATER[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    make_of_torch(*arguments, **named)
+
+
 hvd.init()
+if DIES_LATER:
+    make_of_torch = process_groups._own.make or torch.distributed.init_process_group
+    process_groups._own.make = die_in_making
 elastic = hvd.elastic
 if HOW != "optimizer" and WHERE == "before":
     make_group()
