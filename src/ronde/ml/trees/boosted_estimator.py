@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -24,10 +24,12 @@ from ronde.ml.trees.bins import Bins, BinsForm, check_categories
 from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
 from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
 from ronde.ml.trees.growing import TreeRules, check_row_count
+from ronde.ml.trees.lightgbm_text import lightgbm_model
 from ronde.ml.trees.losses import BoostingLoss
 from ronde.ml.trees.trees import (
     TreesForm,
     add_predictions,
+    add_shap_values,
     joined_trees,
     some_trees,
     split_trees,
@@ -103,7 +105,7 @@ class GradientBoosting(DistributedEstimator):
         "validation_score_": HeldScoresForm(),
     }
 
-    loss: str
+    loss: Any
     trees_: dict[str, Array]
     bins_: dict[str, Array]
     baseline_: Array
@@ -134,22 +136,86 @@ class GradientBoosting(DistributedEstimator):
 
             xgboost.Booster(model_file=path).predict(xgboost.DMatrix(X))
 
+        With columns of categories, `DMatrix` needs `enable_categorical=True` and `feature_types`, or a data frame.
+
         Args:
             path: The file; its name should end with ".json".
 
         Raises:
             NotFittedError: `fit` has not been called.
-            UsageError: There are columns of categories.
+            UsageError: There are categories that are not whole numbers below 2**24.
             OSError: The file cannot be written.
         """
+        self._write_foreign(path, xgboost_model)
+
+    def save_lightgbm(self, path: str | os.PathLike[str]) -> None:
+        """Write the trees as a model of LightGBM, in text, which predicts the same.
+
+            lightgbm.Booster(model_file=path).predict(X)
+
+        Args:
+            path: The file.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            UsageError: There are categories that are not whole numbers below 2**24.
+            OSError: The file cannot be written.
+        """
+        self._write_foreign(path, lightgbm_model)
+
+    def _write_foreign(self, path: str | os.PathLike[str], text_of: Callable[..., str]) -> None:
         check_is_fitted(self)
         names = [str(name) for name in getattr(self, "feature_names_in_", ())] or None
-        loss = (
-            self.loss if self.loss != "log_loss" else ("logistic" if len(self.baseline_) == 1 else "softmax")
+        params = {name: getattr(self, name, None) for name in ("quantile", "power")}
+        text = text_of(
+            self.trees_,
+            Bins(**self.bins_),
+            self.baseline_,
+            self._name_of_loss,
+            params,
+            names,
+            getattr(self, "categories_", {}),
         )
-        text = xgboost_model(self.trees_, Bins(**self.bins_), self.baseline_, loss, names)
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
+
+    @property
+    def _name_of_loss(self) -> str:
+        """The name of the loss in xgboost_json and lightgbm_text."""
+        if callable(self.loss):
+            return "own"
+        if self.loss == "log_loss":
+            return "logistic" if len(self.baseline_) == 1 else "softmax"
+        return str(self.loss)
+
+    def shap_values(self, X: Any) -> Array:
+        """Return how much each column adds to the scores of each row: its Shapley value (path-dependent TreeSHAP).
+
+            *_, mean = model.shap_values(X).T  # of two classes, or of a regression
+
+        The scores are what `decision_function` returns; those of the losses "poisson", "gamma" and "tweedie" are the
+        logarithms of predictions. For a value that is unknown, a tree counts with both sides of its splits, in
+        proportion to their rows in the fit.
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Returns:
+            float64 of shape (rows, features + 1), of more than two classes (rows, classes, features + 1). The last
+            number is the mean score of the fit's rows, and the sum of all is the score of the row.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
+        check_is_fitted(self)
+        check_in_memory(X, f"shap_values of {type(self).__name__}", READ_IN_PARTS)
+        X, bins, scores = self._checked_rows(X), Bins(**self.bins_), len(self.baseline_)
+        threads = thread_count(len(X) * len(self.trees_["column"]))
+        contributions = np.zeros((len(X), scores, bins.num_columns + 1))
+        contributions[:, :, -1] = self.baseline_
+        add_shap_values(self.trees_, bins, bins.of(X, threads), contributions, threads)
+        return contributions[:, 0] if scores == 1 else contributions
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -227,11 +293,11 @@ class GradientBoosting(DistributedEstimator):
             max_leaves=self.max_leaf_nodes,
             max_depth=self.max_depth,
             least_rows=self.min_samples_leaf,
-            least_hessian=self.min_hessian_leaf,
-            least_gain=self.min_gain,
-            l1=self.l1_regularization,
-            l2=self.l2_regularization,
-            column_fraction=self.max_features,
+            least_hessian=float(self.min_hessian_leaf),
+            least_gain=float(self.min_gain),
+            l1=float(self.l1_regularization),
+            l2=float(self.l2_regularization),
+            column_fraction=float(self.max_features),
             monotone=self._monotone(data.num_features),
         )
         if tree.monotone is not None and loss.score_count > 1:
@@ -379,9 +445,8 @@ class GradientBoosting(DistributedEstimator):
 
     def _staged_scores(self, X: Any, at_once: int) -> Iterator[Array]:
         """Yield the scores after each so many trees. The same array each time."""
-        X = with_numbers(X, getattr(self, "categories_", {}))
-        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
         bins, count = Bins(**self.bins_), len(self.trees_["scores"])
+        X = self._checked_rows(X)
         threads = thread_count(len(X) * min(at_once, count))
         binned = bins.of(X, threads)
         scores = np.tile(self.baseline_, (len(X), 1))
@@ -391,6 +456,11 @@ class GradientBoosting(DistributedEstimator):
             some = some_trees(self.trees_, begin, min(count, begin + at_once))
             add_predictions(some, bins, binned, scores, threads)
             yield scores
+
+    def _checked_rows(self, X: Any) -> Array:
+        X = with_numbers(X, getattr(self, "categories_", {}))
+        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
+        return np.asarray(X)
 
     def _checked_scores(self, X: Any) -> Array:
         check_is_fitted(self)

@@ -22,6 +22,7 @@ from ronde.ml.trees.losses import (
     LOGISTIC,
     REGRESSION_LOSSES,
     BoostingLoss,
+    OwnLoss,
     regression_loss,
     softmax_loss,
 )
@@ -40,9 +41,12 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
     the same bits for any number of tasks and threads.
 
     Args:
-        loss: "squared_error"; "absolute_error"; "quantile"; "poisson" or "gamma" for targets above 0, whose logarithm
-            is a sum of trees.
-        quantile: Of the loss "quantile", 0 to 1.
+        loss: "squared_error"; "absolute_error"; "quantile"; "huber"; "poisson", "gamma" or "tweedie" for targets that
+            are not negative, the logarithms of whose means are sums of trees; or a function of targets and scores,
+            float64 of shape (rows,), that returns first derivatives, second derivatives and losses of the same shape.
+            Tasks call it for some rows at a time, perhaps in several threads at once.
+        quantile: Of the loss "quantile", 0 to 1. Of "huber": the absolute errors above this quantile, which is computed
+            in each step, do not count squared (None: 0.9).
         learning_rate: The factor of the values of leaves.
         max_iter: The number of steps, each of which adds a tree.
         max_leaf_nodes: Of a tree (31; None: no limit).
@@ -66,6 +70,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         l1_regularization: The factor of the absolute values of leaves, added to the loss.
         min_hessian_leaf: The least sum of second derivatives of a leaf.
         min_gain: A split has to lower twice the loss by more.
+        power: Of the loss "tweedie", between 1 and 2: the variance of y is in proportion to this power of its mean.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: the ranks of this job, or one task that uses the
             cores of this machine).
         verbose: Whether to print a line for each step.
@@ -80,13 +85,14 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **GradientBoosting._parameter_constraints,
-        "loss": [StrOptions(REGRESSION_LOSSES)],
+        "loss": [StrOptions(REGRESSION_LOSSES), callable],
         "quantile": [Interval(Real, 0, 1, closed="both"), None],
+        "power": [Interval(Real, 1, 2, closed="neither")],
     }
 
     def __init__(
         self,
-        loss: str = "squared_error",
+        loss: str | OwnLoss = "squared_error",
         *,
         quantile: float | None = None,
         learning_rate: float = 0.1,
@@ -110,6 +116,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         l1_regularization: float = 0.0,
         min_hessian_leaf: float = 1e-3,
         min_gain: float = 0.0,
+        power: float = 1.5,
         on: Any = None,
         verbose: int = 0,
     ) -> None:
@@ -124,7 +131,8 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         self.warm_start, self.early_stopping, self.scoring = warm_start, early_stopping, scoring
         self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
         self.random_state, self.subsample, self.l1_regularization = random_state, subsample, l1_regularization
-        self.min_hessian_leaf, self.min_gain, self.on, self.verbose = min_hessian_leaf, min_gain, on, verbose
+        self.min_hessian_leaf, self.min_gain, self.power = min_hessian_leaf, min_gain, power
+        self.on, self.verbose = on, verbose
 
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -142,11 +150,11 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         """
         if self.loss == "quantile" and self.quantile is None:
             raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
-        loss = regression_loss(self.loss, self.quantile)
+        loss = self._loss
         encoded, categories = self._encoded(X)
         data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True)
         are_all = isinstance(data.rows, Mapping)
-        data = data.mapped(partial(checked_targets, loss=loss, name=self.loss, are_all=are_all))
+        data = data.mapped(partial(checked_targets, loss=loss, name=str(self.loss), are_all=are_all))
         return self._fit(data, loss, categories, {})
 
     def predict(self, X: Any) -> Array:
@@ -178,7 +186,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
 
     @property
     def _loss(self) -> BoostingLoss:
-        return regression_loss(self.loss, self.quantile)
+        return regression_loss(self.loss, self.quantile, self.power)
 
 
 class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
