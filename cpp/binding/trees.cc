@@ -16,7 +16,6 @@
 #include "trees/growing.h"
 #include "trees/leaves.h"
 #include "trees/prediction.h"
-#include "trees/ranking.h"
 #include "trees/shap.h"
 
 namespace ronde {
@@ -294,22 +293,6 @@ void add_contributions(const Flat<const int32_t>& column, const Flat<const int32
   add_shap_values(trees, counts.data(), rows, bins, contributions.data(), score_count, crew);
 }
 
-void derive_groups(const Flat<const double>& y, const Flat<const double>& scores, const Flat<const int64_t>& starts,
-                   size_t truncation, const Flat<double>& gradients, const Flat<double>& hessians,
-                   const Flat<double>& losses, size_t threads) {
-  const size_t row_count = y.shape(0), group_count = losses.shape(0);
-  check(scores.shape(0) == row_count && gradients.shape(0) == row_count && hessians.shape(0) == row_count, "rows");
-  check(starts.shape(0) == group_count + 1 && starts.data()[0] == 0 &&
-            starts.data()[group_count] == static_cast<int64_t>(row_count) && row_count <= UINT32_MAX,
-        "groups");
-  for (size_t g = 0; g < group_count; ++g) check(starts.data()[g] < starts.data()[g + 1], "groups");
-  for (size_t row = 0; row < row_count; ++row) check(y.data()[row] >= 0 && y.data()[row] <= 31, "relevances");
-  const RankedGroups groups{y.data(), scores.data(), starts.data(), group_count, truncation};
-  const ReleaseGil released;
-  Crew crew(threads);
-  derive_ranking(groups, gradients.data(), hessians.data(), losses.data(), crew);
-}
-
 template <class T>
 constexpr bool kMayBeNone = false;
 template <class T>
@@ -347,7 +330,6 @@ void bind_trees(nb::module_& module) {
   define(module, "tree_predict", &predict_scores);
   define(module, "tree_find_leaves", &leaves_of_rows);
   define(module, "tree_add_shap_values", &add_contributions);
-  define(module, "tree_derive_groups", &derive_groups);
 }
 
 }  // namespace ronde
