@@ -64,8 +64,6 @@ def _estimator(model: ForeignModel, path: str | os.PathLike[str]) -> Any:
     except (UsageError, OverflowError) as error:
         raise UsageError(f"{os.fspath(path)} cannot be read as a model of {model.library}: {error}") from None
     params = {**model.params, "max_iter": attributes["n_iter_"]}
-    if params["loss"] == "lambdarank":  # the regressor has the scores
-        params["loss"] = "squared_error"
     estimator: GradientBoostingClassifier | GradientBoostingRegressor
     if model.classes:
         estimator = GradientBoostingClassifier(**{**params, "loss": "log_loss"})

@@ -37,7 +37,6 @@ OBJECTIVES = {
     "tweedie": "tweedie",
     "logistic": "binary sigmoid:1",
     "softmax": "multiclass num_class:{scores}",
-    "lambdarank": "lambdarank",
     "own": "custom",
 }
 LOSSES = {
@@ -48,8 +47,8 @@ LOSSES = {
     "poisson": "poisson",
     "gamma": "gamma",
     "tweedie": "tweedie",
-    "lambdarank": "lambdarank",
-    "rank_xendcg": "lambdarank",
+    "lambdarank": "squared_error",  # the regressor has the scores
+    "rank_xendcg": "squared_error",  # the regressor has the scores
     # whose predictions are the sums of trees, too
     "fair": "squared_error",
     "mape": "squared_error",

@@ -40,7 +40,6 @@ OBJECTIVES = {
     "tweedie": ("reg:tweedie", 1.0),
     "logistic": ("binary:logistic", 0.5),
     "softmax": ("multi:softprob", 0.0),
-    "lambdarank": ("rank:pairwise", 0.0),
 }
 LOSSES = {
     "reg:squarederror": "squared_error",
@@ -56,9 +55,9 @@ LOSSES = {
     "binary:logitraw": "logistic",
     "multi:softprob": "softmax",
     "multi:softmax": "softmax",
-    "rank:ndcg": "lambdarank",
-    "rank:pairwise": "lambdarank",
-    "rank:map": "lambdarank",
+    "rank:ndcg": "squared_error",  # the regressor has the scores
+    "rank:pairwise": "squared_error",  # the regressor has the scores
+    "rank:map": "squared_error",  # the regressor has the scores
 }
 LOGARITHMS = ("poisson", "gamma", "tweedie")
 MANY = 1 << 20  # so many times a sum of hessians is rounded to a whole number
@@ -120,8 +119,6 @@ def _objective_params(objective: str, classes: int, params: Mapping[str, Any]) -
         return {"poisson_regression_param": {"max_delta_step": "0.7"}}
     if objective == "reg:tweedie":
         return {"tweedie_regression_param": {"tweedie_variance_power": repr(float(params["power"]))}}
-    if objective == "rank:pairwise":
-        return {"lambdarank_param": {"lambdarank_num_pair_per_sample": "1"}}
     return {"reg_loss_param": {"scale_pos_weight": "1"}}
 
 
