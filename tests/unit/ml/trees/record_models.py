@@ -8,7 +8,6 @@ It needs both libraries. Rows are float32 numbers; column 1 has missing values, 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def make_rows() -> tuple[NDArray[Any], NDArray[Any]]:
 
 def classes_of(y: NDArray[Any], count: int) -> NDArray[Any]:
     """Return classes of targets."""
-    return np.digitize(y, [0.8, 2.0][: count - 1])
+    return np.asarray(np.digitize(y, [0.8, 2.0][: count - 1]))
 
 
 def record(name: str, predictions: Any, contributions: Any) -> None:
@@ -86,4 +85,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
