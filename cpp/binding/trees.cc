@@ -16,6 +16,7 @@
 #include "trees/growing.h"
 #include "trees/leaves.h"
 #include "trees/prediction.h"
+#include "trees/shap.h"
 
 namespace ronde {
 namespace {
@@ -75,7 +76,7 @@ void derive_loss(int loss, double parameter, const Flat<const double>& y,
                  size_t threads) {
   const size_t row_count = y.shape(0), score_count = scores.shape(1), blocks = losses.shape(0);
   const bool is_softmax = loss == static_cast<int>(Loss::kSoftmax);
-  check(loss >= 0 && loss <= static_cast<int>(Loss::kSoftmax) && (is_softmax || score_count == 1), "loss");
+  check(loss >= 0 && loss <= static_cast<int>(Loss::kTweedie) && (is_softmax || score_count == 1), "loss");
   for (const auto* table : {&gradients, &hessians}) {
     check(table->shape(0) == row_count && table->shape(1) == score_count, "derivatives");
   }
@@ -271,6 +272,27 @@ void leaves_of_rows(const Flat<const int32_t>& column, const Flat<const int32_t>
   find_leaves(trees, rows, bins, leaves.data(), crew);
 }
 
+void add_contributions(const Flat<const int32_t>& column, const Flat<const int32_t>& bin,
+                       const Flat<const int32_t>& left, const Flat<const uint8_t>& missing_left,
+                       const Table<const uint64_t>& categories, const Table<const double>& values,
+                       const Flat<const int64_t>& roots, const Flat<const int32_t>& tree_scores,
+                       const Flat<const int64_t>& counts, const Flat<const uint8_t>& binned,
+                       const Flat<const double>& bin_values, const Flat<const int64_t>& starts,
+                       const Flat<const uint8_t>& is_categorical, const Table<double>& contributions,
+                       size_t score_count, size_t threads) {
+  const Bins bins = checked_bins(bin_values, starts, is_categorical);
+  const size_t column_count = is_categorical.shape(0);
+  const BinnedRows rows = checked_rows(binned, contributions.shape(0), column_count);
+  const Trees trees =
+      checked_trees(column, bin, left, missing_left, categories, values, roots, tree_scores, column_count, score_count);
+  check(contributions.shape(1) == score_count * (column_count + 1), "contributions");
+  check(counts.shape(0) == trees.node_count, "counts");
+  for (size_t node = 0; node < trees.node_count; ++node) check(counts.data()[node] >= 0, "counts below 0");
+  const ReleaseGil released;
+  Crew crew(threads);
+  add_shap_values(trees, counts.data(), rows, bins, contributions.data(), score_count, crew);
+}
+
 template <class T>
 constexpr bool kMayBeNone = false;
 template <class T>
@@ -307,6 +329,7 @@ void bind_trees(nb::module_& module) {
   define(module, "tree_count_bytes", &count_leaf_bytes);
   define(module, "tree_predict", &predict_scores);
   define(module, "tree_find_leaves", &leaves_of_rows);
+  define(module, "tree_add_shap_values", &add_contributions);
 }
 
 }  // namespace ronde

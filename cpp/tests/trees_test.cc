@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -16,6 +17,7 @@
 #include "trees/growing.h"
 #include "trees/leaves.h"
 #include "trees/prediction.h"
+#include "trees/shap.h"
 
 namespace ronde {
 namespace {
@@ -206,6 +208,54 @@ void test_predictions_are_the_values_of_the_leaves() {
   CHECK(std::abs(total - std::accumulate(data.gradients.begin(), data.gradients.end(), 0.0)) < 1e-5);
 }
 
+void test_shap_values_add_up_to_predictions() {
+  const Data data;
+  Task task(data, 0, kRows, 2);
+  task.grow(data, {}, 2);
+  std::vector<double> values(task.nodes);
+  std::iota(values.begin(), values.end(), 1.0);
+  const std::vector<int64_t> roots{0, static_cast<int64_t>(task.nodes)};
+  const std::vector<int32_t> tree_scores{0};
+  const Trees trees = task.trees(values, roots, tree_scores);
+  const Bins bins = data.bins();
+  const BinnedRows rows{task.binned.data(), kRows, kColumns};
+  std::vector<double> scores(kRows), one(kRows * (kColumns + 1)), several(one.size());
+  Crew alone(1), crew(3);
+  predict(trees, rows, bins, scores.data(), 1, crew);
+  add_shap_values(trees, task.node_count.data(), rows, bins, one.data(), 1, alone);
+  add_shap_values(trees, task.node_count.data(), rows, bins, several.data(), 1, crew);
+  CHECK(one == several);
+  double mean = 0;
+  for (size_t row = 0; row < kRows; ++row) {
+    const auto first = one.begin() + static_cast<int64_t>(row * (kColumns + 1));
+    CHECK(std::abs(std::accumulate(first, first + kColumns + 1, 0.0) - scores[row]) < 1e-9);
+    mean += scores[row] / kRows;
+  }
+  CHECK(std::abs(one[kColumns] - mean) < 1e-9);
+}
+
+// The derivatives of a loss against differences of it.
+void test_derivatives_are_slopes() {
+  Crew crew(1);
+  const auto at = [&](Loss loss, double parameter, double y, double score, double* gradient, double* hessian) {
+    const int64_t starts[] = {0, 1};
+    double losses[2];
+    derive({loss, parameter, &y, nullptr, nullptr, &score, 1, 1}, starts, 1, gradient, hessian, losses, crew);
+    return losses[0];
+  };
+  constexpr double kStep = 1e-5;
+  for (const auto& [loss, parameter] : {std::pair{Loss::kHuber, 0.5}, std::pair{Loss::kTweedie, 1.3}}) {
+    for (const double score : {-1.0, 0.4, 0.9, 2.0}) {
+      double gradient, hessian, below, above, ignored;
+      at(loss, parameter, 0.7, score, &gradient, &hessian);
+      const double low = at(loss, parameter, 0.7, score - kStep, &below, &ignored);
+      const double high = at(loss, parameter, 0.7, score + kStep, &above, &ignored);
+      CHECK(std::abs((high - low) / (2 * kStep) - gradient) < 1e-6);
+      if (loss == Loss::kTweedie) CHECK(std::abs((above - below) / (2 * kStep) - hessian) < 1e-6);
+    }
+  }
+}
+
 // No thread can start: its stack would be larger than the address space.
 void test_a_crew_without_threads_does_the_work() {
   pthread_attr_t usual, huge;
@@ -246,6 +296,8 @@ int main() {
   ronde::test_integers_have_the_mean();
   ronde::test_the_same_tree_for_all_threads_and_tasks();
   ronde::test_predictions_are_the_values_of_the_leaves();
+  ronde::test_shap_values_add_up_to_predictions();
+  ronde::test_derivatives_are_slopes();
   ronde::test_a_crew_without_threads_does_the_work();
   ronde::test_roots_out_of_range_are_not_trees();
   ronde::test_a_task_without_rows_has_a_tree();

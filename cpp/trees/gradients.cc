@@ -40,6 +40,16 @@ Derivatives derive_one(Loss loss, double parameter, double y, double score) {
       return {std::log1p(small) + std::max(score, 0.0) - y * score, probability - y,
               small / ((1 + small) * (1 + small))};
     }
+    case Loss::kHuber: {
+      const double error = score - y, size = std::abs(error);
+      if (size <= parameter) return {error * error / 2, error, 1.0};
+      return {parameter * (size - parameter / 2), std::copysign(parameter, error), 1.0};
+    }
+    case Loss::kTweedie: {
+      const double left = 1 - parameter, right = 2 - parameter;
+      const double target = y * std::exp(left * score), mean = std::exp(right * score);
+      return {mean / right - target / left, mean - target, right * mean - left * target};
+    }
     default:
       return {(score - y) * (score - y) / 2, score - y, 1.0};
   }

@@ -25,6 +25,8 @@ enum class Loss : int {
   kGamma = 4,     // likewise
   kLogistic = 5,  // the score is the logarithm of the odds of class 1
   kSoftmax = 6,   // a score for each class
+  kHuber = 7,     // of the score; half the square up to `parameter`, from there on a line
+  kTweedie = 8,   // the score is the logarithm of the mean; `parameter` is the power, between 1 and 2
 };
 
 struct LossRows {

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ronde.ml.linear.perceptron import Perceptron
     from ronde.ml.saving import load
     from ronde.ml.topics.latent_dirichlet_allocation import LatentDirichletAllocation
+    from ronde.ml.trees.foreign_models import load_lightgbm, load_xgboost
     from ronde.ml.trees.gradient_boosting import GradientBoostingClassifier, GradientBoostingRegressor
     from ronde.ml.words.word2vec import Word2Vec
 
@@ -44,6 +45,8 @@ __all__ = [
     "Ridge",
     "Word2Vec",
     "load",
+    "load_lightgbm",
+    "load_xgboost",
 ]
 
 # The estimators of rows and where they are. Files of saved estimators may name these classes, those of
@@ -70,6 +73,8 @@ _LAZY = {
     **TEXT_ESTIMATORS,
     "History": "ronde.ml.history",
     "load": "ronde.ml.saving",
+    "load_lightgbm": "ronde.ml.trees.foreign_models",
+    "load_xgboost": "ronde.ml.trees.foreign_models",
 }
 
 

@@ -27,7 +27,7 @@ from ronde.ml.trees.growing import (
     newton_values,
     tree_seed,
 )
-from ronde.ml.trees.losses import BoostingLoss
+from ronde.ml.trees.losses import BoostingLoss, OwnLoss, derive_own
 from ronde.ml.trees.trees import Tree, add_predictions, joined_trees, thread_count
 from ronde.types import Max
 
@@ -193,8 +193,12 @@ class BoostingStep:
 
     def _baseline(self, c: IterationStep, task: BoostedTask, sums: Array) -> Array:
         loss = self._rules.loss
-        if loss.quantile is None:
+        if loss.first_quantile is None:
             return loss.baseline(sums[:-1])
+        return self._quantile(c, task, task.y, loss.first_quantile)
+
+    def _quantile(self, c: IterationStep, task: BoostedTask, numbers: Array, quantile: float) -> Array:
+        """Return a quantile of numbers, one for each row, over the rows of all tasks that count; shape (1,)."""
         count = len(task.y)
         is_out = np.zeros(count, bool) if task.is_held is None else task.is_held > 0
         if task.rows.weights is not None:
@@ -208,14 +212,27 @@ class BoostingStep:
             (~is_out).astype(np.int64),
         )
         zeros = np.zeros(count)
-        return leaf_quantiles(c, task.rows, root, task.y, zeros, task.integer_weights, loss.quantile)
+        return leaf_quantiles(c, task.rows, root, numbers, zeros, task.integer_weights, quantile)
 
     def _derive(self, c: IterationStep, task: BoostedTask) -> None:
         """Compute the derivatives of the loss at the scores, and append the losses to the state."""
+        loss = self._rules.loss
+        losses = _derive_own(task, loss.own) if loss.own is not None else self._derive_natively(c, task)
+        sums = _sum_by_blocks(c, list(losses))
+        c.state.losses.append(float(sums[0]) / task.total)
+        if task.is_held is not None:
+            c.state.held_losses.append(float(sums[1]) / task.held_total)
+
+    def _derive_natively(self, c: IterationStep, task: BoostedTask) -> Array:
+        """Return the sums of losses of each block, of rows that count and of those held out."""
         loss, losses = self._rules.loss, np.zeros((len(task.block_starts) - 1, 2))
+        parameter = loss.parameter
+        if loss.size_quantile is not None:
+            sizes = np.abs(task.y - task.scores[:, 0])
+            parameter = float(self._quantile(c, task, sizes, loss.size_quantile)[0]) or np.inf
         tree_derive(
             loss.number,
-            loss.parameter,
+            parameter,
             task.y,
             task.rows.weights,
             task.is_held,
@@ -226,10 +243,7 @@ class BoostingStep:
             losses,
             task.rows.threads,
         )
-        sums = _sum_by_blocks(c, list(losses))
-        c.state.losses.append(float(sums[0]) / task.total)
-        if task.is_held is not None:
-            c.state.held_losses.append(float(sums[1]) / task.held_total)
+        return losses
 
     def _add_tree(self, c: IterationStep, task: BoostedTask, column: int) -> None:
         rules, number = self._rules, len(c.state.trees)
@@ -341,6 +355,22 @@ def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Array, Arra
         parts.append((block.X[takes], None if weights is None else weights[takes]))
         at += count
     return parts
+
+
+def _derive_own(task: BoostedTask, own: OwnLoss) -> Array:
+    """Derive a user's loss block by block, so that it gets the same rows for any number of tasks. Returns the sums."""
+    sums, weights, is_held = [], task.rows.weights, task.is_held
+    for rows in (slice(*each) for each in zip(task.block_starts, task.block_starts[1:])):
+        gradients, hessians, losses = derive_own(
+            own,
+            task.y[rows],
+            task.scores[rows, 0],
+            None if weights is None else weights[rows],
+            None if is_held is None else is_held[rows],
+        )
+        task.gradients[rows, 0], task.hessians[rows, 0] = gradients, hessians
+        sums.append(losses)
+    return np.array(sums).reshape(-1, 2)
 
 
 def _sum_by_blocks(c: IterationStep, by_block: Sequence[Array]) -> Array:

@@ -2,429 +2,34 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from ronde.comqueue import iterate
-from ronde.ml.base import DistributedEstimator, fitting
-from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm, Sizes
-from ronde.ml.history import Progress
+from ronde.ml.base import fitting
+from ronde.ml.fitted_forms import ClassesForm, FittedForm
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
-from ronde.ml.tasks import can_lose_a_task, place_of
-from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory, training_data
-from ronde.ml.trees.bins import Bins, BinsForm, check_categories
-from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
-from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
-from ronde.ml.trees.growing import TreeRules, check_row_count
+from ronde.ml.training_data import training_data
+from ronde.ml.trees.boosted_estimator import GradientBoosting
 from ronde.ml.trees.losses import (
     LOGISTIC,
     REGRESSION_LOSSES,
     BoostingLoss,
+    OwnLoss,
     regression_loss,
     softmax_loss,
 )
-from ronde.ml.trees.trees import (
-    TreesForm,
-    add_predictions,
-    joined_trees,
-    some_trees,
-    split_trees,
-    thread_count,
-)
-from ronde.ml.trees.xgboost_json import xgboost_model
 
 __all__ = ["GradientBoostingClassifier", "GradientBoostingRegressor"]
 
 Array = NDArray[Any]
-
-ROWS_OF_EARLY_STOPPING = 10_000  # of early_stopping="auto", as in scikit-learn
-STEPS_OF_CHECKPOINT = 10  # it contains the trees only
-READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
-
-
-@dataclass(frozen=True)
-class HeldScoresForm:
-    """The form of `validation_score_` in a file: float64, empty if no rows were held out."""
-
-    is_needed: bool = False
-
-    def problem(self, value: Any, sizes: Sizes) -> str | None:
-        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype != np.float64:
-            return "is not an array of float64 with one axis"
-        if len(value) > sizes.get("steps", 0):
-            return f"has {len(value)} steps: expected at most {sizes.get('steps', 0)}"
-        return None
-
-
-class GradientBoosting(DistributedEstimator):
-    """What the classifier and the regressor have in common.
-
-    Attributes:
-        trees_: The nodes of all trees, a dict of arrays.
-        bins_: The bins of all columns, a dict of arrays.
-        baseline_: The scores before the first tree.
-        seed_: Of random numbers; of warm starts that of the first fit.
-    """
-
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **DistributedEstimator._parameter_constraints,
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left"), None],
-        "max_depth": [Interval(Integral, 1, None, closed="left"), None],
-        "min_samples_leaf": [Interval(Integral, 1, None, closed="left")],
-        "min_hessian_leaf": [Interval(Real, 0, None, closed="left")],
-        "min_gain": [Interval(Real, 0, None, closed="left")],
-        "l1_regularization": [Interval(Real, 0, None, closed="left")],
-        "l2_regularization": [Interval(Real, 0, None, closed="left")],
-        "max_features": [Interval(Real, 0, 1, closed="right")],
-        "subsample": [Interval(Real, 0, 1, closed="right")],
-        "max_bins": [Interval(Integral, 2, 255, closed="both")],
-        "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
-        "monotonic_cst": ["array-like", dict, None],
-        "warm_start": ["boolean"],
-        "early_stopping": [StrOptions({"auto"}), "boolean"],
-        "scoring": [StrOptions({"loss"})],
-        "validation_fraction": [Interval(Real, 0, 1, closed="neither"), None],
-        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="left")],
-        "random_state": ["random_state"],
-    }
-    _fitted_forms: ClassVar[dict[str, FittedForm]] = {
-        **DistributedEstimator._fitted_forms,
-        "bins_": BinsForm(),
-        "baseline_": ArrayForm(("planes",), ("float64",), is_needed=True),
-        "trees_": TreesForm("planes"),
-        "categories_": CategoriesForm(),
-        "seed_": NumberForm(),
-        "train_score_": ArrayForm(("steps",), ("float64",)),
-        "validation_score_": HeldScoresForm(),
-    }
-
-    loss: str
-    trees_: dict[str, Array]
-    bins_: dict[str, Array]
-    baseline_: Array
-
-    @property
-    def n_trees_per_iteration_(self) -> int:
-        """How many trees a step adds: one, or one for each of more than two classes."""
-        return len(self.baseline_)
-
-    @property
-    def is_categorical_(self) -> Array | None:
-        """Which columns are categories, a mask; None: none is."""
-        check_is_fitted(self)
-        mask = self.bins_["is_categorical"] > 0
-        return mask if mask.any() else None
-
-    @property
-    def feature_importances_(self) -> Array:
-        """How much the splits of each column lower the loss, with the sum 1; float64 of shape (features,)."""
-        check_is_fitted(self)
-        is_split = self.trees_["column"] >= 0
-        columns, gains = self.trees_["column"][is_split], self.trees_["gain"][is_split]
-        sums = np.bincount(columns, gains, minlength=self.n_features_in_)
-        return np.asarray(sums / sums.sum() if sums.sum() > 0 else sums)
-
-    def save_xgboost(self, path: str | os.PathLike[str]) -> None:
-        """Write the trees as a model of XGBoost, in JSON, which predicts the same up to the precision of float32.
-
-            xgboost.Booster(model_file=path).predict(xgboost.DMatrix(X))
-
-        Args:
-            path: The file; its name should end with ".json".
-
-        Raises:
-            NotFittedError: `fit` has not been called.
-            UsageError: There are columns of categories.
-            OSError: The file cannot be written.
-        """
-        check_is_fitted(self)
-        names = [str(name) for name in getattr(self, "feature_names_in_", ())] or None
-        loss = (
-            self.loss if self.loss != "log_loss" else ("logistic" if len(self.baseline_) == 1 else "softmax")
-        )
-        text = xgboost_model(self.trees_, Bins(**self.bins_), self.baseline_, loss, names)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
-    def _fit(
-        self,
-        data: TrainingData,
-        loss: BoostingLoss,
-        categories: dict[str, Array],
-        others: Mapping[str, Any],
-    ) -> Self:
-        """Grow the trees. `categories`: of data frames; `others`: fitted attributes that are known before."""
-        data.require_weight()
-        check_row_count(data.num_rows)
-        is_warm = self._is_warm
-        rules = self._rules(data, loss, categories)
-        others = {**others, "seed_": rules.seed}
-        if categories:
-            others["categories_"] = categories
-        state = self._start(loss, data) if is_warm else first_state()
-        max_iter = self.max_iter - (self.n_iter_ if is_warm else 0)
-        if max_iter < 0:
-            raise ValueError(
-                f"max_iter={self.max_iter} must be larger than or equal to n_iter_={self.n_iter_} when warm_start==True"
-            )
-        progress = self._progress(max_iter, data.for_callbacks)
-        records = list(self.history_) if is_warm else []
-        if max_iter:
-            report = BoostingProgress(progress, lambda state: self._attributes(state, others), records)
-            place = self._place(data)
-            result = iterate(
-                BoostingStep(rules, report),
-                data=data.rows_at(place),
-                state=state,
-                max_iter=max_iter,
-                on=place,
-                rows_per_block=data.rows_per_block,
-                checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
-            ).state
-            self.__dict__.pop("categories_", None)
-            for name, value in self._attributes(result, others).items():
-                setattr(self, name, value)
-            first = len(records)
-            for number, loss_of_step in enumerate(result.losses[1:]):
-                record = {"step": first + number + 1, "loss": loss_of_step}
-                if result.held_losses:
-                    record["validation_loss"] = result.held_losses[1 + number]
-                records.append(record)
-        if any(
-            "validation_loss" in record for record in records
-        ):  # not in all, if a warm start has changed it
-            records = [{"validation_loss": np.nan, **record} for record in records]
-        self._end_fit(progress, records)
-        return self
-
-    @property
-    def _is_warm(self) -> bool:
-        return bool(self.warm_start) and hasattr(self, "trees_")
-
-    def _place(self, data: TrainingData) -> Any:
-        """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
-        place = place_of(self.on, data.size)
-        return "threads:1" if self.on is None and isinstance(place, str) else place
-
-    def _do_early_stopping(self, num_rows: int) -> bool:
-        return num_rows > ROWS_OF_EARLY_STOPPING if self.early_stopping == "auto" else self.early_stopping
-
-    def _rules(
-        self, data: TrainingData, loss: BoostingLoss, categories: Mapping[str, Array]
-    ) -> BoostingRules:
-        stops = self._do_early_stopping(data.num_rows)
-        tree = TreeRules(
-            max_leaves=self.max_leaf_nodes,
-            max_depth=self.max_depth,
-            least_rows=self.min_samples_leaf,
-            least_hessian=self.min_hessian_leaf,
-            least_gain=self.min_gain,
-            l1=self.l1_regularization,
-            l2=self.l2_regularization,
-            column_fraction=self.max_features,
-            monotone=self._monotone(data.num_features),
-        )
-        if tree.monotone is not None and loss.score_count > 1:
-            raise ValueError("monotonic constraints are not supported for multiclass classification.")
-        is_categorical = self._is_categorical(data.num_features, categories)
-        if isinstance(data.rows, Mapping):
-            check_categories(data.rows["X"], self.max_bins, is_categorical)
-        if tree.monotone is not None and (is_categorical & (tree.monotone != 0)).any():
-            raise ValueError("Categorical features cannot have monotonic constraints.")
-        return BoostingRules(
-            loss,
-            tree,
-            float(self.learning_rate),
-            self.max_bins,
-            is_categorical,
-            held_fraction=self.validation_fraction if stops and self.validation_fraction else 0.0,
-            patience=self.n_iter_no_change if stops else 0,
-            tol=float(self.tol),
-            row_fraction=float(self.subsample),
-            seed=self._seed(),
-        )
-
-    def _seed(self) -> int:
-        """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""
-        if self._is_warm and hasattr(self, "seed_"):
-            return int(self.seed_)
-        if self.random_state is None:
-            return 0
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-
-    def _monotone(self, columns: int) -> Array | None:
-        if self.monotonic_cst is None:
-            return None
-        signs = np.zeros(columns, np.int8)
-        if isinstance(self.monotonic_cst, Mapping):
-            for name, sign in self.monotonic_cst.items():
-                if sign not in (-1, 0, 1):
-                    raise ValueError(f"monotonic_cst[{name!r}] must be either -1, 0 or 1. Got {sign!r}.")
-            names = self._numbers_of(list(self.monotonic_cst), "monotonic_cst")
-            signs[names] = list(self.monotonic_cst.values())
-        else:
-            given = np.asarray(self.monotonic_cst)
-            if given.shape != (columns,):
-                raise ValueError(
-                    f"monotonic_cst has shape {given.shape}, but the input data X has {columns} features."
-                )
-            if not np.isin(given, (-1, 0, 1)).all():
-                raise ValueError("monotonic_cst must be an array-like of -1, 0 or 1")
-            signs[:] = given
-        return signs if signs.any() else None
-
-    def _encoded(self, X: Any) -> tuple[Any, dict[str, Array]]:
-        """Return a data frame with numbers in place of categories, and these; anything else as it is, and none.
-
-        A warm start has the categories of the earlier fit; others count as missing values.
-        """
-        if self._is_warm:
-            categories = getattr(self, "categories_", {})
-        elif self.categorical_features is None:
-            categories = {}
-        else:
-            named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
-            categories = categories_of(X, named)
-        return with_numbers(X, categories), categories
-
-    def _is_categorical(self, columns: int, categories: Mapping[str, Array]) -> Array:
-        chosen = np.zeros(columns, np.uint8)
-        chosen[self._numbers_of(list(categories), "categorical_features")] = 1
-        if self.categorical_features is None or isinstance(self.categorical_features, str):
-            return chosen
-        given = np.asarray(self.categorical_features)
-        if given.size and given.dtype.kind not in "biuUO":
-            raise ValueError(
-                "categorical_features must be an array-like of bool, int or str, got: "
-                f"{', '.join(sorted({type(each).__name__ for each in given.tolist()}))}."
-            )
-        if given.dtype == bool:
-            if given.shape != (columns,):
-                raise ValueError(
-                    "categorical_features set as a boolean mask must have shape (n_features,), which is "
-                    f"({columns},), got: {given.shape}"
-                )
-            chosen[given] = 1
-        elif given.size:
-            chosen[self._numbers_of(given.tolist(), "categorical_features")] = 1
-        return chosen
-
-    def _numbers_of(self, names: list[Any], parameter: str) -> list[int]:
-        """Return the numbers of columns that are given by number or name. Raises ValueError."""
-        known = list(getattr(self, "feature_names_in_", ()))
-        numbers = []
-        for name in names:
-            if isinstance(name, str) and name in known:
-                numbers.append(known.index(name))
-            elif isinstance(name, Integral) and 0 <= int(name) < self.n_features_in_:
-                numbers.append(int(name))
-            else:
-                raise ValueError(
-                    f"{parameter} set as integer indices must be in [0, n_features - 1], or be names of columns, and "
-                    f"it has {name!r}: expected a number below {self.n_features_in_}"
-                    f"{', or one of ' + ', '.join(known) if known else ''}"
-                )
-        return numbers
-
-    def _start(self, loss: BoostingLoss, data: TrainingData) -> dict[str, Any]:
-        """Return the state of a warm start. Raises ValueError if the earlier fit had another number of scores."""
-        if len(self.baseline_) != loss.score_count or len(self.bins_["is_categorical"]) != data.num_features:
-            raise ValueError(
-                "cannot start from the earlier fit, which had another number of classes or columns: fit with the same, "
-                "or set warm_start=False"
-            )
-        return first_state(Bins(**self.bins_), self.baseline_, split_trees(self.trees_))
-
-    def _attributes(self, state: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fitted attributes for a state."""
-        count, continues = len(state.baseline), self._continues(state)
-        losses = {"train_score_": state.losses, "validation_score_": state.held_losses}
-        return {
-            **others,
-            "bins_": state.bins,
-            "baseline_": np.asarray(state.baseline, np.float64),
-            "trees_": joined_trees(state.trees, count),
-            "n_iter_": len(state.trees) // count,
-            **{
-                name: self._with_earlier_scores(name, of_steps) if continues else -np.array(of_steps)
-                for name, of_steps in losses.items()
-            },
-        }
-
-    def _with_earlier_scores(self, name: str, losses: list[float]) -> Array:
-        """Return the scores of the earlier fit, whose last one is also the first of this fit, and those of this fit."""
-        earlier = getattr(self, name)
-        return np.concatenate([earlier[:-1], -np.array(losses)]) if losses else earlier
-
-    def _continues(self, state: Any) -> bool:
-        """Return whether the state has trees of an earlier fit."""
-        return len(state.losses) - 1 < len(state.trees) // len(state.baseline) and hasattr(
-            self, "train_score_"
-        )
-
-    def _scores(self, X: Any) -> Array:
-        """Return the sums of all trees, float64 of shape (rows, scores)."""
-        *_, scores = self._staged_scores(X, len(self.trees_["scores"]) or 1)
-        return scores
-
-    def _staged_scores(self, X: Any, at_once: int) -> Iterator[Array]:
-        """Yield the scores after each so many trees. The same array each time."""
-        X = with_numbers(X, getattr(self, "categories_", {}))
-        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
-        bins, count = Bins(**self.bins_), len(self.trees_["scores"])
-        threads = thread_count(len(X) * min(at_once, count))
-        binned = bins.of(X, threads)
-        scores = np.tile(self.baseline_, (len(X), 1))
-        if not count:
-            yield scores
-        for begin in range(0, count, at_once):
-            some = some_trees(self.trees_, begin, min(count, begin + at_once))
-            add_predictions(some, bins, binned, scores, threads)
-            yield scores
-
-    def _checked_scores(self, X: Any) -> Array:
-        check_is_fitted(self)
-        check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
-        return self._scores(X)
-
-
-class BoostingProgress:
-    """Tells the progress of a fit its records, and the attributes of the estimator. Travels to the tasks.
-
-    `earlier`: the records of earlier fits, whose steps come before.
-    """
-
-    def __init__(self, progress: Progress, attributes_of: Any, earlier: list[Any]) -> None:
-        self._progress, self._attributes_of, self._earlier = progress, attributes_of, earlier
-
-    def __deepcopy__(self, memo: object) -> BoostingProgress:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BoostingProgress, (self._progress, dict, [])
-
-    def __call__(self, record: Mapping[str, Any], state: Any) -> bool:
-        numbered = {**record, "step": record["step"] + len(self._earlier)}
-        return self._progress(numbered, lambda: self._attributes_of(state))
 
 
 class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
@@ -436,9 +41,12 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
     the same bits for any number of tasks and threads.
 
     Args:
-        loss: "squared_error"; "absolute_error"; "quantile"; "poisson" or "gamma" for targets above 0, whose logarithm
-            is a sum of trees.
-        quantile: Of the loss "quantile", 0 to 1.
+        loss: "squared_error"; "absolute_error"; "quantile"; "huber"; "poisson", "gamma" or "tweedie" for targets that
+            are not negative, the logarithms of whose means are sums of trees; or a function of targets and scores,
+            float64 of shape (rows,), that returns first derivatives, second derivatives and losses of the same shape.
+            Tasks call it for some rows at a time, perhaps in several threads at once.
+        quantile: Of the loss "quantile", 0 to 1. Of "huber": the absolute errors above this quantile, which is computed
+            in each step, do not count squared (None: 0.9).
         learning_rate: The factor of the values of leaves.
         max_iter: The number of steps, each of which adds a tree.
         max_leaf_nodes: Of a tree (31; None: no limit).
@@ -462,6 +70,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         l1_regularization: The factor of the absolute values of leaves, added to the loss.
         min_hessian_leaf: The least sum of second derivatives of a leaf.
         min_gain: A split has to lower twice the loss by more.
+        power: Of the loss "tweedie", between 1 and 2: the variance of y is in proportion to this power of its mean.
         on: Where the tasks run, as of `ronde.comqueue.iterate` (None: the ranks of this job, or one task that uses the
             cores of this machine).
         verbose: Whether to print a line for each step.
@@ -476,13 +85,14 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **GradientBoosting._parameter_constraints,
-        "loss": [StrOptions(REGRESSION_LOSSES)],
+        "loss": [StrOptions(REGRESSION_LOSSES), callable],
         "quantile": [Interval(Real, 0, 1, closed="both"), None],
+        "power": [Interval(Real, 1, 2, closed="neither")],
     }
 
     def __init__(
         self,
-        loss: str = "squared_error",
+        loss: str | OwnLoss = "squared_error",
         *,
         quantile: float | None = None,
         learning_rate: float = 0.1,
@@ -506,6 +116,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         l1_regularization: float = 0.0,
         min_hessian_leaf: float = 1e-3,
         min_gain: float = 0.0,
+        power: float = 1.5,
         on: Any = None,
         verbose: int = 0,
     ) -> None:
@@ -520,7 +131,8 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         self.warm_start, self.early_stopping, self.scoring = warm_start, early_stopping, scoring
         self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
         self.random_state, self.subsample, self.l1_regularization = random_state, subsample, l1_regularization
-        self.min_hessian_leaf, self.min_gain, self.on, self.verbose = min_hessian_leaf, min_gain, on, verbose
+        self.min_hessian_leaf, self.min_gain, self.power = min_hessian_leaf, min_gain, power
+        self.on, self.verbose = on, verbose
 
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -538,11 +150,11 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         """
         if self.loss == "quantile" and self.quantile is None:
             raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
-        loss = regression_loss(self.loss, self.quantile)
+        loss = self._loss
         encoded, categories = self._encoded(X)
         data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True)
         are_all = isinstance(data.rows, Mapping)
-        data = data.mapped(partial(checked_targets, loss=loss, name=self.loss, are_all=are_all))
+        data = data.mapped(partial(checked_targets, loss=loss, name=str(self.loss), are_all=are_all))
         return self._fit(data, loss, categories, {})
 
     def predict(self, X: Any) -> Array:
@@ -574,7 +186,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
 
     @property
     def _loss(self) -> BoostingLoss:
-        return regression_loss(self.loss, self.quantile)
+        return regression_loss(self.loss, self.quantile, self.power)
 
 
 class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):

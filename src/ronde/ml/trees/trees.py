@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ronde._native import tree_find_leaves, tree_predict
+from ronde._native import tree_add_shap_values, tree_find_leaves, tree_predict
 from ronde.errors import UsageError
 from ronde.ml.fitted_forms import Sizes
 from ronde.ml.trees.bins import Bins, arrays_problem
@@ -19,6 +19,7 @@ __all__ = [
     "Tree",
     "TreesForm",
     "add_predictions",
+    "add_shap_values",
     "find_leaves",
     "joined_trees",
     "some_trees",
@@ -108,6 +109,18 @@ def add_predictions(
 ) -> None:
     """Add the values of all trees to scores, float64 of shape (rows, scores), in the order of trees."""
     tree_predict(*(trees[name] for name in FOR_NATIVE), binned, *bins.arrays, scores, threads)
+
+
+def add_shap_values(
+    trees: dict[str, Array], bins: Bins, binned: Array, contributions: Array, threads: int = 1
+) -> None:
+    """Add how much each column adds to each score, and the means of the trees behind: see cpp/trees/shap.h.
+
+    `contributions`: float64 of shape (rows, scores, columns + 1).
+    """
+    flat, scores = contributions.reshape(len(contributions), -1), contributions.shape[1]
+    arrays = (*(trees[name] for name in FOR_NATIVE), trees["count"])
+    tree_add_shap_values(*arrays, binned, *bins.arrays, flat, scores, threads)
 
 
 def find_leaves(trees: dict[str, Array], bins: Bins, binned: Array, num_rows: int, threads: int = 1) -> Array:

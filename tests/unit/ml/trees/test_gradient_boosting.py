@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,18 @@ def trees_of(model: Any) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in model.trees_.items()}
 
 
-@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "quantile", "poisson", "gamma"])
+def squared(y: np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> Any:
+    """Half the square, as a loss of a user's."""
+    errors = scores - y
+    return errors, np.ones_like(errors), errors**2 / 2
+
+
+LOSSES = ["squared_error", "absolute_error", "quantile", "huber", "poisson", "gamma", "tweedie", squared]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("tasks", [2, 3, 4])
-def test_tasks_give_the_bits_of_one(loss: str, tasks: int) -> None:
+def test_tasks_give_the_bits_of_one(loss: Any, tasks: int) -> None:
     def fit(on: str) -> Any:
         model = GradientBoostingRegressor(
             loss, quantile=0.3, max_iter=4, subsample=0.8, max_features=0.6, random_state=0, on=on
@@ -407,31 +415,71 @@ def test_it_has_to_be_fitted() -> None:
         list(GradientBoostingRegressor().staged_predict(X))
 
 
-@pytest.mark.parametrize("loss", ["squared_error", "poisson", "logistic", "softmax"])
-def test_xgboost_predicts_the_same(tmp_path: Path, loss: str) -> None:
-    xgboost = pytest.importorskip("xgboost", reason="XGBoost is not installed here")
-    data = X.astype(np.float32)
-    data[::5, 1] = np.nan
-    if loss in ("logistic", "softmax"):
-        model: Any = GradientBoostingClassifier(max_iter=9).fit(
-            data, np.minimum(CLASSES, 1 + (loss == "softmax"))
-        )
-        expected = model.predict_proba(data)
-        expected = expected[:, 1] if loss == "logistic" else expected
-    else:
-        model = GradientBoostingRegressor(loss, max_iter=9).fit(data, np.exp(Y))
-        expected = model.predict(data)
-    model.save_xgboost(tmp_path / "model.json")
-    predicted = xgboost.Booster(model_file=tmp_path / "model.json").predict(xgboost.DMatrix(data))
-    np.testing.assert_allclose(predicted, expected, rtol=2e-6, atol=1e-6)
+def test_a_function_is_a_loss() -> None:
+    rules: dict[str, Any] = {"max_iter": 5, "early_stopping": True, "random_state": 0}
+    own = GradientBoostingRegressor(squared, **rules).fit(X, Y - Y.mean(), np.abs(X[:, 4]))
+    other = GradientBoostingRegressor(**rules).fit(X, Y - Y.mean(), np.abs(X[:, 4]))
+    np.testing.assert_allclose(own.predict(X), other.predict(X), atol=0.1)  # the first score is 0
+    assert own.history_[-1]["loss"] == pytest.approx(other.history_[-1]["loss"], rel=0.05)
 
 
-def test_files_for_xgboost_have_all_nodes(tmp_path: Path) -> None:
-    model = GradientBoostingClassifier(max_iter=2).fit(X, CLASSES)
-    model.save_xgboost(tmp_path / "model.json")
-    written = json.loads((tmp_path / "model.json").read_text())["learner"]["gradient_booster"]["model"]
-    assert written["tree_info"] == [0, 1, 2, 0, 1, 2]
-    assert sum(len(tree["parents"]) for tree in written["trees"]) == len(model.trees_["column"])
-    categorical = GradientBoostingRegressor(max_iter=1, categorical_features=[0]).fit(np.abs(X.round()), Y)
-    with pytest.raises(UsageError, match="columns of categories"):
-        categorical.save_xgboost(tmp_path / "model.json")
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda y: (y, y), "returned tuple: expected"),
+        (lambda y: (y, y[1:], y), r"hessians of shape \(\d+,\): expected \(\d+,\)"),
+        (lambda y: (y, -np.ones(len(y)), y), "hessians below 0"),
+        (lambda y: (y * np.nan, y, y), "gradients that are not finite"),
+    ],
+)
+def test_what_a_loss_returns_is_checked(returned: Any, message: str) -> None:
+    model = GradientBoostingRegressor(lambda y, scores: returned(y), on="threads:1")
+    with pytest.raises(Exception, match=message):
+        model.fit(X, Y)
+
+
+def test_huber_bears_outliers() -> None:
+    y = Y.copy()
+    y[::20] += 1000
+    errors = [
+        np.median(np.abs(GradientBoostingRegressor(loss, max_iter=60).fit(X, y).predict(X) - Y))
+        for loss in ("huber", "squared_error")
+    ]
+    assert errors[0] < 0.4 < 4 < errors[1]
+
+
+def test_tweedie_predicts_means_of_targets_with_zeros() -> None:
+    y = np.where(X[:, 3] > 0.5, 0.0, np.exp(X[:, 0]))
+    model = GradientBoostingRegressor("tweedie", power=1.3, max_iter=60).fit(X, y)
+    assert model.predict(X).min() > 0
+    assert model.predict(X).mean() == pytest.approx(y.mean(), rel=0.05)
+    assert model.score(X, y) > 0.7
+    with pytest.raises(ValueError, match="requires non-negative y"):
+        model.fit(X, -y)
+
+
+def test_shap_values_add_up_to_the_scores() -> None:
+    data = np.where(X < -1.5, np.nan, X)
+    data[:, 4] = np.abs(data[:, 4].round())
+    model = GradientBoostingRegressor("poisson", max_iter=20, categorical_features=[4]).fit(data, np.exp(Y))
+    values = model.shap_values(data)
+    assert values.shape == (400, 6)
+    np.testing.assert_allclose(values.sum(axis=1), np.log(model.predict(data)), atol=1e-12)
+    classifier = GradientBoostingClassifier(max_iter=5).fit(data, CLASSES)
+    values = classifier.shap_values(data)
+    assert values.shape == (400, 3, 6)
+    np.testing.assert_allclose(values.sum(axis=2), classifier.decision_function(data), atol=1e-12)
+
+
+def test_shap_values_are_those_of_the_definition() -> None:
+    data = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).repeat([10, 20, 30, 40], axis=0)
+    y = 2 * data[:, 0] + data[:, 0] * data[:, 1]
+    model = GradientBoostingRegressor(max_iter=1, learning_rate=1.0, min_samples_leaf=1, min_hessian_leaf=0)
+    model.fit(data, y)
+    assert len(model.trees_["column"]) > 3  # the first split is that of column 0
+    one, zero, mean = model.shap_values([[1.0, 1.0]])[0]
+    rows = {given: y[(data[:, 0] == 1) if given == "0" else slice(None)].mean() for given in ("", "0")}
+    with_1 = 0.3 * 0 + 0.7 * 3  # column 1 is known: the first split sends rows both ways
+    assert mean == pytest.approx(rows[""])
+    assert one == pytest.approx((rows["0"] - rows[""] + 3 - with_1) / 2)
+    assert zero == pytest.approx((with_1 - rows[""] + 3 - rows["0"]) / 2)
