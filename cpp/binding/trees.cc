@@ -279,13 +279,11 @@ size_t checked_columns(const Flat<const uint8_t>& bins, size_t row_count, size_t
   return row_count;
 }
 
-void identify(const Flat<const uint8_t>& bins, const Flat<const double>& y, size_t column_count,
-              const Flat<uint64_t>& identities, size_t threads) {
-  const size_t row_count = checked_columns(bins, y.shape(0), column_count);
-  check(identities.shape(0) == row_count, "identities");
+void identify(const Flat<const uint8_t>& bins, size_t column_count, const Flat<uint64_t>& identities, size_t threads) {
+  const size_t row_count = checked_columns(bins, identities.shape(0), column_count);
   const ReleaseGil released;
   Crew crew(threads);
-  identify_rows(bins.data(), row_count, column_count, y.data(), identities.data(), crew);
+  identify_rows(bins.data(), row_count, column_count, identities.data(), crew);
 }
 
 Draws checked_draws(const Flat<const uint64_t>& identities, const Flat<const uint32_t>& firsts,

@@ -191,7 +191,7 @@ class TreeGrower {
       : all_(all),
         rules_(rules),
         seed_(seed),
-        targets_(all, rules.criterion, Words{std::bit_width(all.row_count)}),
+        targets_(all, rules.criterion, Words{static_cast<int>(std::bit_width(all.row_count))}),
         stride_(targets_.stride()),
         histogram_(kMostBins * stride_),
         node_sums_(stride_),
@@ -506,15 +506,14 @@ ForestTree grow_one(const ForestRows& rows, const ForestRules& rules, uint64_t s
 
 }  // namespace
 
-void identify_rows(const uint8_t* bins, size_t row_count, size_t column_count, const double* y, uint64_t* identities,
-                   Crew& crew) {
+void identify_rows(const uint8_t* bins, size_t row_count, size_t column_count, uint64_t* identities, Crew& crew) {
   crew.run((row_count + kRowsAtOnce - 1) / kRowsAtOnce, [&](size_t part) {
     const size_t begin = part * kRowsAtOnce, end = std::min(row_count, begin + kRowsAtOnce);
-    for (size_t row = begin; row < end; ++row) identities[row] = mixed(std::bit_cast<uint64_t>(y[row] + 0.0), 0);
+    for (size_t row = begin; row < end; ++row) identities[row] = 0;
     for (size_t column = 0; column < column_count; ++column) {
       const uint8_t* own = bins + column * row_count;
       for (size_t row = begin; row < end; ++row) {
-        identities[row] = std::rotl((identities[row] ^ own[row]) * 0x9e3779b97f4a7c15u, 29);
+        identities[row] = std::rotl((identities[row] ^ (own[row] + 1u)) * 0x9e3779b97f4a7c15u, 29);
       }
     }
     for (size_t row = begin; row < end; ++row) identities[row] = mixed(identities[row], 0);

@@ -65,9 +65,8 @@ struct ForestTree {
   std::vector<int64_t> count;        // rows
 };
 
-// Fills `identities`: for equal rows with equal y the same number.
-void identify_rows(const uint8_t* bins, size_t row_count, size_t column_count, const double* y, uint64_t* identities,
-                   Crew& crew);
+// Fills `identities`: for rows with equal bins the same number.
+void identify_rows(const uint8_t* bins, size_t row_count, size_t column_count, uint64_t* identities, Crew& crew);
 
 // Fills `counts` (row_count): how often a tree draws each row.
 void count_draws(const Draws& draws, uint64_t seed, uint32_t* counts);

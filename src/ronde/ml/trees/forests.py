@@ -169,11 +169,17 @@ class ForestStep:
         weights = None if own.weights is None else np.concatenate([part for _, _, part in parts])
         repeats, integer_weights = _integer_weights(weights, len(all_y), rules.class_count > 0)
         identities = np.empty(len(all_y), np.uint64)
-        forest_identify(columns, all_y, own.bins.num_columns, identities, own.threads)
-        integers, unit = (None, 1.0 if rules.criterion == 0 else 1 / math.log(2))
+        forest_identify(columns, own.bins.num_columns, identities, own.threads)
+        integers: Array | None = None
+        unit = 1 / math.log(2) if rules.criterion == 1 else 1.0
         if not rules.class_count:
             integers, unit = _integer_targets(all_y, repeats, integer_weights)
-        draws = (identities, _first_numbers(identities, repeats), repeats, self._rate(int(repeats.sum())))
+        draws = (
+            identities,
+            _first_numbers(identities, all_y, repeats),
+            repeats,
+            self._rate(int(repeats.sum())),
+        )
         return ForestTask(own, len(y), columns, all_y, draws, integer_weights, integers, unit)
 
     def _rate(self, units: int) -> float:
@@ -244,9 +250,12 @@ def _tree_of(arrays: tuple[bytes, ...], value_count: int) -> Tree:
     }
 
 
-def _first_numbers(identities: Array, repeats: Array) -> Array:
-    """Return for each row how many equal ones come before it, uint32, each with its repeats."""
-    order = np.argsort(identities, kind="stable")
+def _first_numbers(identities: Array, y: Array, repeats: Array) -> Array:
+    """Return for each row how many with its identity come before it, uint32, each with its repeats: by y, then by row.
+
+    So the order of the rows and the unit of y have no effect on what is drawn.
+    """
+    order = np.lexsort((y, identities))
     ordered, counts = identities[order], repeats[order].astype(np.int64)
     before = np.cumsum(counts) - counts
     is_first = np.append(True, ordered[1:] != ordered[:-1])
