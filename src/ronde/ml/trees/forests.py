@@ -238,8 +238,9 @@ class ForestStep:
 def _as_columns(binned: Array, num_rows: int, num_columns: int) -> Array:
     """Return bins column after column, shape (columns, rows). `binned`: as of `Bins.of`."""
     groups = -(-num_columns // 16)
-    columns = binned.reshape(groups, num_rows, -1).transpose(0, 2, 1)
-    return np.ascontiguousarray(columns).reshape(-1, num_rows)[:num_columns]
+    width = -(-num_columns // groups)
+    columns = binned.reshape(groups, num_rows, width).transpose(0, 2, 1)
+    return np.ascontiguousarray(columns).reshape(groups * width, num_rows)[:num_columns]
 
 
 def _tree_of(arrays: tuple[bytes, ...], value_count: int) -> Tree:

@@ -217,7 +217,7 @@ class Forest(DistributedEstimator):
             checkpoint_every=1 if can_lose_a_task(place) else None,
         ).state
         first = len(state["trees"])
-        records = []
+        records: list[dict[str, Any]] = []
         for begin in range(first, len(ended.trees), rules.trees_of_step):
             some = ended.trees[begin : begin + rules.trees_of_step]
             leaves = sum(int((tree["column"] < 0).sum()) for tree in some) / len(some)
@@ -309,7 +309,7 @@ class Forest(DistributedEstimator):
         if self.max_samples is None:
             return 1.0
         if isinstance(self.max_samples, Integral):
-            if self.max_samples > num_rows:
+            if int(self.max_samples) > num_rows:
                 raise ValueError(
                     f"`max_samples` must be <= n_samples={num_rows} but got value {self.max_samples}"
                 )
