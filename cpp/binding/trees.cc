@@ -8,10 +8,12 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "binding/border.h"
 #include "trees/binned_rows.h"
 #include "trees/crew.h"
+#include "trees/forest.h"
 #include "trees/gradients.h"
 #include "trees/growing.h"
 #include "trees/leaves.h"
@@ -293,6 +295,86 @@ void add_contributions(const Flat<const int32_t>& column, const Flat<const int32
   add_shap_values(trees, counts.data(), rows, bins, contributions.data(), score_count, crew);
 }
 
+// The rows of a forest; raises UsageError unless the arrays match.
+size_t checked_columns(const Flat<const uint8_t>& bins, size_t row_count, size_t column_count) {
+  check(bins.shape(0) == column_count * row_count && row_count < size_t{1} << 27, "bytes of columns");
+  return row_count;
+}
+
+void identify(const Flat<const uint8_t>& bins, size_t column_count, const Flat<uint64_t>& identities, size_t threads) {
+  const size_t row_count = checked_columns(bins, identities.shape(0), column_count);
+  const ReleaseGil released;
+  Crew crew(threads);
+  identify_rows(bins.data(), row_count, column_count, identities.data(), crew);
+}
+
+Draws checked_draws(const Flat<const uint64_t>& identities, const Flat<const uint32_t>& firsts,
+                    const Flat<const uint32_t>& repeats, double rate) {
+  const size_t row_count = identities.shape(0);
+  check(firsts.shape(0) == row_count && repeats.shape(0) == row_count && rate >= 0, "draws");
+  return {identities.data(), firsts.data(), repeats.data(), row_count, rate};
+}
+
+void draw(const Flat<const uint64_t>& identities, const Flat<const uint32_t>& firsts,
+          const Flat<const uint32_t>& repeats, double rate, uint64_t seed, const Flat<uint32_t>& counts) {
+  const Draws draws = checked_draws(identities, firsts, repeats, rate);
+  check(counts.shape(0) == draws.row_count, "counts");
+  const ReleaseGil released;
+  count_draws(draws, seed, counts.data());
+}
+
+template <class T>
+nb::bytes bytes_of(const std::vector<T>& numbers) {
+  return nb::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T));
+}
+
+// Returns the arrays of each tree as bytes, in the order of ForestTree.
+nb::list grow_trees_of_forest(const Flat<const uint8_t>& bins, const Flat<const double>& values,
+                              const Flat<const int64_t>& starts, const Flat<const uint8_t>& is_categorical,
+                              const Flat<const uint64_t>& identities, const Flat<const uint32_t>& firsts,
+                              const Flat<const uint32_t>& repeats, double rate, const Flat<const int64_t>& weights,
+                              const Flat<const double>& y, const std::optional<Flat<const int64_t>>& integers,
+                              size_t class_count, int criterion, size_t most_leaves, size_t most_depth,
+                              int64_t least_rows, int64_t least_split, double least_weight, double least_decrease,
+                              double unit, size_t columns_of_node, bool is_extra_random,
+                              const Flat<const uint64_t>& seeds, size_t threads) {
+  const Draws draws = checked_draws(identities, firsts, repeats, rate);
+  const Bins by = checked_bins(values, starts, is_categorical);
+  const size_t row_count = checked_columns(bins, draws.row_count, is_categorical.shape(0));
+  check(y.shape(0) == row_count && weights.shape(0) == row_count && row_count > 0, "targets");
+  check(criterion >= 0 && criterion <= static_cast<int>(Criterion::kSquared), "criterion");
+  check((class_count > 0) != integers.has_value() && least_rows > 0, "targets");
+  for (size_t row = 0; class_count > 0 && row < row_count; ++row) {
+    check(y.data()[row] >= 0 && y.data()[row] < static_cast<double>(class_count), "classes");
+  }
+  const ForestRows rows{bins.data(),    row_count, is_categorical.shape(0),      by,         draws,
+                        weights.data(), y.data(),  pointer(integers, row_count), class_count};
+  const ForestRules rules{static_cast<Criterion>(criterion),
+                          most_leaves,
+                          most_depth,
+                          least_rows,
+                          least_split,
+                          least_weight,
+                          least_decrease,
+                          unit,
+                          columns_of_node,
+                          is_extra_random};
+  std::vector<ForestTree> trees;
+  {
+    const ReleaseGil released;
+    Crew crew(threads);
+    trees = grow_forest(rows, rules, seeds.data(), seeds.shape(0), crew);
+  }
+  nb::list result;
+  for (ForestTree& tree : trees) {
+    result.append(nb::make_tuple(bytes_of(tree.column), bytes_of(tree.bin), bytes_of(tree.left),
+                                 bytes_of(tree.missing_left), bytes_of(tree.categories), bytes_of(tree.values),
+                                 bytes_of(tree.gain), bytes_of(tree.count)));
+    tree = {};
+  }
+  return result;
+}
+
 template <class T>
 constexpr bool kMayBeNone = false;
 template <class T>
@@ -330,6 +412,9 @@ void bind_trees(nb::module_& module) {
   define(module, "tree_predict", &predict_scores);
   define(module, "tree_find_leaves", &leaves_of_rows);
   define(module, "tree_add_shap_values", &add_contributions);
+  define(module, "forest_identify", &identify);
+  define(module, "forest_draw", &draw);
+  define(module, "forest_grow", &grow_trees_of_forest);
 }
 
 }  // namespace ronde

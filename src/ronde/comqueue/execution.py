@@ -57,7 +57,7 @@ ALIGNMENT = 64  # bytes: of arrays in shared memory
 NO_CHECKPOINTS = (
     "A task was lost, and the run has saved no checkpoints: run it again from the first step. To continue after a "
     "loss, pass checkpoint_every to iterate, or call set_checkpoint on the queue (of the fits of ronde.ml, those of "
-    "gradient boosting, LatentDirichletAllocation and Word2Vec save checkpoints)."
+    "gradient boosting, forests, LatentDirichletAllocation and Word2Vec save checkpoints)."
 )
 
 _turns: WeakKeyDictionary[Cluster, threading.Lock] = WeakKeyDictionary()

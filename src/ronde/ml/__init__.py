@@ -27,10 +27,18 @@ if TYPE_CHECKING:
     from ronde.ml.topics.latent_dirichlet_allocation import LatentDirichletAllocation
     from ronde.ml.trees.foreign_models import load_lightgbm, load_xgboost
     from ronde.ml.trees.gradient_boosting import GradientBoostingClassifier, GradientBoostingRegressor
+    from ronde.ml.trees.random_forest import (
+        ExtraTreesClassifier,
+        ExtraTreesRegressor,
+        RandomForestClassifier,
+        RandomForestRegressor,
+    )
     from ronde.ml.words.word2vec import Word2Vec
 
 __all__ = [
     "ElasticNet",
+    "ExtraTreesClassifier",
+    "ExtraTreesRegressor",
     "GradientBoostingClassifier",
     "GradientBoostingRegressor",
     "History",
@@ -42,6 +50,8 @@ __all__ = [
     "LogisticRegression",
     "MiniBatchKMeans",
     "Perceptron",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
     "Ridge",
     "Word2Vec",
     "load",
@@ -53,6 +63,8 @@ __all__ = [
 # `TEXT_ESTIMATORS`, and no others.
 ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
+    "ExtraTreesClassifier": "ronde.ml.trees.random_forest",
+    "ExtraTreesRegressor": "ronde.ml.trees.random_forest",
     "GradientBoostingClassifier": "ronde.ml.trees.gradient_boosting",
     "GradientBoostingRegressor": "ronde.ml.trees.gradient_boosting",
     "KMeans": "ronde.ml.clustering.kmeans",
@@ -63,6 +75,8 @@ ESTIMATORS = {
     "LogisticRegression": "ronde.ml.linear.logistic_regression",
     "MiniBatchKMeans": "ronde.ml.clustering.kmeans",
     "Perceptron": "ronde.ml.linear.perceptron",
+    "RandomForestClassifier": "ronde.ml.trees.random_forest",
+    "RandomForestRegressor": "ronde.ml.trees.random_forest",
     "Ridge": "ronde.ml.linear.least_squares",
 }
 

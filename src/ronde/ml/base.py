@@ -41,7 +41,13 @@ BOOSTING = {
     "interaction_cst": "a split may use all columns: use scikit-learn's HistGradientBoosting for such constraints",
     "n_estimators": "the number of steps is `max_iter`",
 }
+FOREST = {
+    "ccp_alpha": "trees are not pruned: limit them by `min_samples_leaf`, `max_leaf_nodes` or `max_depth`",
+    "monotonic_cst": "splits have no such constraints: use GradientBoostingClassifier or GradientBoostingRegressor",
+}
+FORESTS = ("ExtraTreesClassifier", "ExtraTreesRegressor", "RandomForestClassifier", "RandomForestRegressor")
 ADVICE_OF = {
+    **dict.fromkeys(FORESTS, FOREST),
     "LatentDirichletAllocation": {
         "evaluate_every": "`history_` has the loss of each step: leave it out",
         "perp_tol": "a fit takes `max_iter` steps, unless a callback ends it: leave it out",

@@ -257,10 +257,11 @@ def fitted(name: str, y: Any = TWO) -> Any:
     return getattr(ml, name)().set_params(on="threads:1").fit(X, y)
 
 
-CLASSIFIERS = ["GradientBoostingClassifier", "LinearSVC", "LogisticRegression", "Perceptron"]
+FORESTS = ["ExtraTreesClassifier", "RandomForestClassifier"]
+CLASSIFIERS = ["GradientBoostingClassifier", "LinearSVC", "LogisticRegression", "Perceptron", *FORESTS]
 REGRESSORS = ["ElasticNet", "Lasso", "LinearRegression", "Ridge"]
 TARGETS = [
-    ("GradientBoostingRegressor", TWO),
+    *((name, TWO) for name in ("ExtraTreesRegressor", "GradientBoostingRegressor", "RandomForestRegressor")),
     *((name, y) for name in ("KMeans", "MiniBatchKMeans", *CLASSIFIERS) for y in (TWO, THREE)),
     *((name, y) for name in REGRESSORS for y in (TWO, TWO[:, None], np.stack([TWO, -TWO], axis=1))),
 ]

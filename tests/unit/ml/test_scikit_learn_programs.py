@@ -32,7 +32,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "estimators.md"
 def theirs(name: str) -> Any:
     if name.startswith("GradientBoosting"):
         return getattr(sklearn.ensemble, f"Hist{name}")
-    modules = (sklearn.cluster, sklearn.decomposition, sklearn.linear_model, sklearn.svm)
+    modules = (sklearn.cluster, sklearn.decomposition, sklearn.ensemble, sklearn.linear_model, sklearn.svm)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
