@@ -20,10 +20,10 @@ def report(
     """Return the lines: the reason, how the other workers ended, and the last output of the failed worker."""
     if end.exit_code == 0:
         return []
-    lines = [f"ronde: {end.reason}{remark}".encode()]
+    lines = [f"ronde: {end.reason}{remark}".encode(errors="backslashreplace")]  # it may quote an exception
     others = [worker for rank, worker in sorted(workers.items()) if rank != end.failed_rank]
     if endings := _endings(others):
-        lines.append(f"ronde: {endings}".encode())
+        lines.append(f"ronde: {endings}".encode(errors="backslashreplace"))
     return lines + (_words(failure) if failure else [])
 
 

@@ -390,7 +390,9 @@ class WorkerGroupShell:
         error = living.output.error() if returncode else None
         blames_peer = error.blames_peer if error else any(map(is_blame, living.output.last_lines()))
         raised_ns = error.time_ns if error else 0
-        self._step_group(Exited(rank, returncode, blames_peer, leftovers, raised_ns, _headline(error)))
+        # Without a traceback, the last output is the message itself: once is enough.
+        what = _headline(error) if error and error.traceback else ""
+        self._step_group(Exited(rank, returncode, blames_peer, leftovers, raised_ns, what))
         if blames_peer:
             self._find_replaced()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ronde.errors import PeerError, PeerLostError, TimeoutError, UsageError
+from ronde.errors import AbortedError, PeerError, PeerLostError, TimeoutError, UsageError
 from ronde.testing import faults, ranks
 from ronde.testing.worker import tell
 
@@ -141,7 +141,7 @@ def test_pending_work_of_the_last_generation_raises_and_an_aborted_group_starts_
     for before, pending, aborted in found:
         assert issubclass(before, UsageError)
         assert issubclass(pending, PeerError)  # the own end of the generation, or the other's
-        assert issubclass(aborted, UsageError)
+        assert issubclass(aborted, AbortedError)
 
 
 def misuse(path: Path) -> list[str]:
