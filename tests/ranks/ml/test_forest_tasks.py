@@ -14,7 +14,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
 
 from ronde.comqueue import IterationStep
 from ronde.ml import ExtraTreesRegressor, RandomForestClassifier
-from ronde.ml.trees import random_forest
+from ronde.ml.trees import forest_estimator
 from ronde.ml.trees.forests import ForestStep
 
 ROWS = np.random.default_rng(0).normal(size=(200, 4))
@@ -70,7 +70,7 @@ def _killed_once(rules: Any, report: Any, flag: Path) -> KilledOnce:
 def test_a_forest_continues_after_a_killed_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def trees(flag: Path, on: str) -> list[bytes]:
         monkeypatch.setattr(
-            random_forest, "ForestStep", lambda rules, report: _killed_once(rules, report, flag)
+            forest_estimator, "ForestStep", lambda rules, report: _killed_once(rules, report, flag)
         )
         model = RandomForestClassifier(8, random_state=0, on=on).fit(ROWS, ROWS[:, 0] > 0)
         return [array.tobytes() for array in model.trees_.values()]

@@ -21,6 +21,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ from ronde.torch.elastic.bounded_calls import call_until_over
 __all__ = ["abort", "follow_worlds", "has_default_group", "is_peer_loss", "leave", "meet"]
 
 _NAME = "ronde.elastic.process_group"
+NOTICE_S = 5.0  # the launcher hears of a lost rank of this host within this time
 _ARGUMENTS = [
     "init_method",
     "timeout",
@@ -236,7 +238,7 @@ def _with_meeting(make: Callable[..., Any]) -> Callable[..., Any]:
                 _init_process_group(mine, "" if backend is None else str(backend), given)
                 return
             except Exception as error:
-                if not is_peer_loss(error) or _own.is_training or (reason := mine.over) is None:
+                if not is_peer_loss(error) or _own.is_training or (reason := _why_over(mine)) is None:
                     raise
                 if not mine.continues:
                     raise PeerLostError(
@@ -249,6 +251,14 @@ def _with_meeting(make: Callable[..., Any]) -> Callable[..., Any]:
             mine.await_place()
 
     return init_process_group
+
+
+def _why_over(mine: Membership) -> str | None:
+    """Return why the round is over; None if nobody says so soon, as when the error has another reason."""
+    until = time.monotonic() + NOTICE_S
+    while (reason := mine.over) is None and time.monotonic() < until:
+        time.sleep(0.02)
+    return reason
 
 
 def _init_process_group(mine: Membership, backend: str, given: dict[str, Any]) -> None:
@@ -286,7 +296,15 @@ def _call_bounded(make: Callable[[], Any]) -> Any:
     mine, before = membership(), _open_sockets()
     if mine is None:
         return make()
-    return call_until_over(make, lambda: mine.over, lambda: _shut_down_all(_opened_since(before)))
+    try:
+        return call_until_over(make, lambda: mine.over, lambda: _shut_down_all(_opened_since(before)))
+    except Exception as error:
+        # The connection to a lost rank breaks before the launcher says that the rank is lost.
+        if isinstance(error, PeerError) or not is_peer_loss(error):
+            raise
+        raise PeerLostError(
+            f"the process group cannot be made: the connection to another rank was lost ({error})"
+        ) from error
 
 
 def _make_at_new_store(request: _Request) -> None:
@@ -424,7 +442,8 @@ _LOSS = re.compile(
     r"|process group.*\babort|\bbackend\b.*\baborted"
     r"|nccl.*(remote process exited|remote error|aborted|communicator was aborted|timed out)"
     r"|tcpstore.*(reset by peer|broken pipe|connection refused|failed to recv|closed)"
-    r"|(failed to (recv|send)|recvvalue|sendbytes|recvbytes).*(peer|broken pipe|connection)",
+    r"|(failed to (recv|send)|recvvalue|sendbytes|recvbytes).*(peer|broken pipe|connection)"
+    r"|^(connection (reset|closed) by peer|broken pipe)\b",  # DistNetworkError without its stack
     re.IGNORECASE | re.DOTALL,
 )
 _OF_DISTRIBUTED = ("DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RuntimeError")

@@ -19,6 +19,7 @@ from ronde.torch.elastic.process_groups import is_peer_loss
         "[.../gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
         "NCCL error in: ProcessGroupNCCL.cpp:3384, remote process exited or there was a network error",
         "NCCL communicator was aborted on rank 1.",
+        "Connection reset by peer",
         "failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash? (peer)",
     ],
 )
