@@ -88,7 +88,7 @@ def _words(folder: Path | None, on: Any) -> bytes:
 FITS: dict[str, Fit] = {"k-means": _kmeans, "boosting": _boosting, "topics": _topics, "words": _words}
 
 MODULES = (
-    "ronde.ml.trees.gradient_boosting",
+    "ronde.ml.trees.boosted_estimator",
     "ronde.ml.topics.latent_dirichlet_allocation",
     "ronde.ml.words.word2vec",
 )
