@@ -204,7 +204,7 @@ class _Run:
         lost = place is None or bool(place.lost)
         again = interruption.is_loss and not lost and commit == self._recovered_to
         self._fruitless = self._fruitless + 1 if again else 0
-        self._recovered_to = commit
+        self._recovered_to = self._state.commit_number  # with that of the reset callbacks
 
     def _report(
         self, interruption: _Interruption, decision: Decision, lost: tuple[int, int], spent_ns: int

@@ -68,7 +68,8 @@ class State:
         self._is_agreed = False  # all ranks know that they change at the end of the step
         self._is_in_step = False  # of `batches`
         self._is_copying = False  # `save` is called by this class
-        self._has_survivors = False  # the present world began with a commit in the memory of a process
+        self._commits_reset = False  # all ranks make a commit of what reset callbacks have changed
+        self._is_resetting = False  # reset callbacks run
         self._batches_begun: set[str] = set()  # by the present call of the training function
         self._positions = Positions()
         self._safeguards = Safeguards(self._parts, lambda: self._standing.copied)
@@ -89,7 +90,10 @@ class State:
             HostsUpdatedInterrupt: the members of the job change; `ronde.elastic.run` handles it.
             PeerError: a rank was lost; `ronde.elastic.run` handles it.
             MismatchError: ranks have made different numbers of commits.
+            UsageError: a reset callback calls it.
         """
+        if self._is_resetting:
+            raise UsageError("commit() in a reset callback: leave it out, a commit follows the callbacks")
         if self._commit():
             raise HostsUpdatedInterrupt
 
@@ -238,13 +242,16 @@ class State:
     def save(self) -> None:
         """Commit as `commit` does, but let a change of the members of the job wait for the next `commit`.
 
-        All ranks call it at the same place, in the training. Before that it copies the state of this process only. A
-        method that overrides it is also called by `commit`, when all ranks have come.
+        All ranks call it at the same place, in the training. Before that it copies the state of this process only, and
+        in a reset callback it does nothing, because a commit follows. A method that overrides it is also called by
+        `commit`, when all ranks have come.
 
         Raises:
             PeerError: a rank was lost; `ronde.elastic.run` handles it.
             MismatchError: ranks have made different numbers of commits.
         """
+        if self._is_resetting:
+            return  # `commit_reset` follows, on all ranks
         if self._standing.copied != NOTHING and not self._is_copying:
             self.prepare_save()
             self._commit()
@@ -271,7 +278,7 @@ class State:
         All ranks call it; `ronde.elastic.run` does when a world has formed. Ranks that have the commit keep their live
         state. If no rank has one, all get the live state of rank 0, as commit 0.
         """
-        decision = decide(comm_standings(Standing(self._standing.copied)))
+        decision = decide(comm_standings(Standing(self._standing.copied))[0])
         mine = decision.actions[comm.rank()]
         if mine is Action.BEGIN:
             self._safeguards.begin_shards(0)
@@ -290,8 +297,12 @@ class State:
         """Run the callbacks after the world has changed, on a process that stays."""
         self._hosts_updated = self._is_agreed = self._is_in_step = False
         self.reset()
-        for callback in self._reset_callbacks:
-            callback()
+        self._is_resetting = True
+        try:
+            for callback in self._reset_callbacks:
+                callback()
+        finally:
+            self._is_resetting = False
 
     def commit_reset(self) -> None:
         """Commit what reset callbacks have changed. All ranks call it after the callbacks, and before `sync`.
@@ -299,7 +310,7 @@ class State:
         New processes, which have no state yet, only wait with the others. If a loss interrupts it, all ranks keep the
         changes, or all take them back.
         """
-        if not self._reset_callbacks or not self._has_survivors:
+        if not self._commits_reset:
             return
         if self._safeguards.sharded:  # their commits need the shards of all ranks, which new processes lack
             if self._standing.copied != NOTHING:
@@ -352,7 +363,7 @@ class State:
         self._batches_begun.clear()
         self._safeguards.before_copy()
         mine = self._standing._replace(may_advance=not self._safeguards.sharded)
-        standings = comm_standings(mine)
+        standings, has_callbacks = comm_standings(mine, bool(self._reset_callbacks))
         decision = decide(standings)
         advances = (
             all(each.copied < decision.number for each in standings)
@@ -372,7 +383,8 @@ class State:
                 self._report_beginning(from_disk)
         else:
             from_disk = self._settle_shards(decision.number)
-        self._has_survivors = from_disk is None and decision.actions[0] is not Action.BEGIN
+        # A new process has not registered its callbacks yet if the program does so in the training.
+        self._commits_reset = has_callbacks and from_disk is None and decision.actions[0] is not Action.BEGIN
         if from_disk is not None:
             return self._go_on_from_disk(from_disk), False
         return decision, advances
@@ -407,7 +419,7 @@ class State:
     def _go_on_from_disk(self, number: int) -> Decision:
         """Take a snapshot as the state: rank 0 has loaded it, and the others receive it in `sync`."""
         self._standing = Standing(number if comm.rank() == 0 else NOTHING)
-        return decide(comm_standings(self._standing))
+        return decide(comm_standings(self._standing)[0])
 
     def finish(self) -> None:
         """Wait until all ranks have finished, as if for a commit.
@@ -516,11 +528,12 @@ class _HostMessages:
         return not self._is_change_wanted()
 
 
-def comm_standings(mine: Standing) -> list[Standing]:
-    """Return the standings of all ranks, which all call it."""
-    row = np.array([mine.copied, mine.point, mine.may_advance], np.int64)
-    rows = comm.world().allgather(row).reshape(-1, 3)
-    return [Standing(int(copied), int(point), bool(may)) for copied, point, may in rows]
+def comm_standings(mine: Standing, has_callbacks: bool = False) -> tuple[list[Standing], bool]:
+    """Return the standings of all ranks, which all call it, and whether any of them has reset callbacks."""
+    row = np.array([mine.copied, mine.point, mine.may_advance, has_callbacks], np.int64)
+    rows = comm.world().allgather(row).reshape(-1, 4)
+    standings = [Standing(int(copied), int(point), bool(may)) for copied, point, may, _ in rows]
+    return standings, bool(rows[:, 3].any())
 
 
 class ObjectState(State):

@@ -90,7 +90,9 @@ class ChangeWanted:
 
 @dataclass(frozen=True)
 class TrainingCompleted:
-    """Another worker knows that all ranks have finished: this one need not wait for a place."""
+    """Another worker knows that all ranks have finished their training of this number: none needs a place for it."""
+
+    training: Natural
 
 
 # From a worker to the agent
@@ -110,7 +112,12 @@ class Awaits:
 
 @dataclass(frozen=True)
 class Completed:
-    """All ranks have finished: there is nothing to recover any more, and exit code 0 of this worker is success."""
+    """All ranks have finished: there is nothing to recover any more, and exit code 0 of this worker is success.
+
+    `training`: its number among those of this worker, from 1.
+    """
+
+    training: Natural
 
 
 FromAgent = PlaceInRound | RoundLost | ChangeWanted | TrainingCompleted
@@ -225,7 +232,8 @@ class Membership:
         self._has_ended = False
         self._listeners: list[Callable[[News], None]] = []
         self._continues = False
-        self._has_completed = False  # all ranks have finished the training
+        self._training = 0  # how many this process has begun
+        self._has_completed = False  # all ranks have finished the last of them
         threading.Thread(target=self._read, name="ronde-membership", daemon=True).start()
 
     @property
@@ -270,13 +278,14 @@ class Membership:
                 return self._lost.reason
             if self._newest is not None and self._newest.number > self._number:
                 return self._newest.reason or f"round {self._newest.number} has begun"
-            return "all ranks have finished the training" if self._has_completed else None
+            return None
 
     @property
-    def has_completed(self) -> bool:
-        """Whether the agent knows that all ranks have finished the training in which this process is."""
+    def lost(self) -> str | None:
+        """Which member the present round has lost; None if it has lost none."""
         with self._changed:
-            return self._has_completed
+            is_lost = self._lost is not None and self._lost.number >= self._number
+            return self._lost.reason if is_lost and self._lost is not None else None
 
     def listen(self, listener: Callable[[News], None]) -> None:
         """Call `listener` in the reading thread for each message, but `ChangeWanted`, that comes from now on."""
@@ -295,7 +304,8 @@ class Membership:
         """Tell the agent that this process survives the end of a round from now on. A second call does nothing."""
         with self._changed:
             has_announced, self._continues = self._continues, True
-            self._has_completed = self._has_completed and has_announced  # else that of an earlier training
+            if not has_announced:
+                self._training, self._has_completed = self._training + 1, False
         if not has_announced:
             self._send(Continues())
 
@@ -303,7 +313,7 @@ class Membership:
         """Tell the agent that all ranks have finished. From now on this process need not survive."""
         with self._changed:
             self._continues = self._has_completed = False
-        self._send(Completed())
+        self._send(Completed(self._training))
 
     def await_place_or_end(self) -> PlaceInRound | None:
         """Return the next place as `await_place` does; None if all ranks have finished the training.
@@ -391,8 +401,8 @@ class Membership:
                     self._lost = message
                 case ChangeWanted():
                     self._wanted = message
-                case TrainingCompleted():
-                    self._has_completed = self._continues
+                case TrainingCompleted(training):  # a late one is of an earlier training
+                    self._has_completed = self._continues and training == self._training
             listeners = [] if isinstance(message, ChangeWanted) else list(self._listeners)
             self._changed.notify_all()
         for listener in listeners:

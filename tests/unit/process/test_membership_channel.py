@@ -71,7 +71,7 @@ def test_a_survivor_gets_its_place_and_its_variables(ends: Ends) -> None:
     assert ends.worker.await_place(timeout_ns=HANG_S * 10**9).number == 6
     assert "MASTER_PORT" not in os.environ, "a variable of the earlier place only"
     ends.worker.announce_completed()
-    assert ends.read(2) == [Awaits(4), Completed()]
+    assert ends.read(2) == [Awaits(4), Completed(1)]
 
 
 def test_the_newest_place_wins_and_old_ones_do_not_count(ends: Ends) -> None:
@@ -123,7 +123,7 @@ def test_the_end_of_the_agent_ends_the_wait(ends: Ends) -> None:
 def test_the_end_of_the_worker(ends: Ends) -> None:
     ends.worker.announce_completed()
     ends.worker.close()
-    assert ends.read(1) == [Completed()]
+    assert ends.read(1) == [Completed(0)]
     assert select.select([ends.agent], [], [], HANG_S)[0]
     assert (ends.agent.read(), ends.agent.has_ended) == ([], True)
     assert not ends.agent.send(RoundLost(3, "too late"))
@@ -181,9 +181,12 @@ def wait_for(is_true: Callable[[], bool]) -> None:
 
 def test_a_worker_that_has_finished_learns_that_the_others_have(ends: Ends) -> None:
     ends.worker.announce_continues()
-    ends.agent.send(TrainingCompleted())
+    ends.agent.send(TrainingCompleted(1))
     assert ends.worker.await_place_or_end() is None
-    assert ends.worker.over == "all ranks have finished the training"
     ends.worker.announce_completed()
     ends.worker.announce_continues()
-    assert not ends.worker.has_completed, "another training"
+    ends.agent.send(TrainingCompleted(1))  # late: of the training before
+    ends.agent.send(PlaceInRound(9, {}, "rank 1 was lost"))
+    place = ends.worker.await_place_or_end()
+    assert place is not None
+    assert place.number == 9

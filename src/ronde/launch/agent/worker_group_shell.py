@@ -214,10 +214,10 @@ class WorkerGroupShell:
                 case Continues():
                     worker.continues, worker.has_completed = True, False
                     self._step_group(WorkerContinues(rank))
-                case Completed():
+                case Completed(training):
                     worker.has_completed = True
                     self._step_group(WorkerCompleted(rank))
-                    self._notify_of_completion()
+                    self._notify_of_completion(training)
                 case Awaits(after):
                     worker.has_joined = worker.has_joined or after >= 0
                     if after >= self._number:
@@ -227,11 +227,11 @@ class WorkerGroupShell:
         if worker.channel is not None and worker.channel.has_ended:
             self._loop.unwatch(worker.channel.fileno())
 
-    def _notify_of_completion(self) -> None:
+    def _notify_of_completion(self, training: int) -> None:
         """Let workers that have lost the others in the last barrier of the training know that they may end."""
         for rank in self._group.survivors:
             if not self._living[rank].has_completed:
-                self._living[rank].send_message(TrainingCompleted())
+                self._living[rank].send_message(TrainingCompleted(training))
 
     def note_unstarted(self, rank: int, problem: str) -> None:
         """Note that a worker cannot start. No further ones may start then."""

@@ -296,8 +296,13 @@ def _call_bounded(make: Callable[[], Any]) -> Any:
     mine, before = membership(), _open_sockets()
     if mine is None:
         return make()
+
+    def why_over() -> str | None:
+        # A change without a loss waits for the next commit of a training.
+        return mine.lost if _own.is_training else mine.over
+
     try:
-        return call_until_over(make, lambda: mine.over, lambda: _shut_down_all(_opened_since(before)))
+        return call_until_over(make, why_over, lambda: _shut_down_all(_opened_since(before)))
     except Exception as error:
         # The connection to a lost rank breaks before the launcher says that the rank is lost.
         if isinstance(error, PeerError) or not is_peer_loss(error):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import ronde
 import ronde.elastic
 
@@ -16,4 +18,7 @@ def train(state: ronde.elastic.ObjectState) -> None:
         state.commit()
 
 
-train(ronde.elastic.ObjectState(step=0))
+state = ronde.elastic.ObjectState(step=0)
+if "callback" in sys.argv:
+    state.register_reset_callbacks([state.save])
+train(state)
