@@ -75,8 +75,7 @@ def settled() -> Usage:
     ("store", "times"),
     [
         ("of the launcher", 30),
-        pytest.param("of the launcher", 1000, marks=pytest.mark.slow),
-        pytest.param("of rank 0", 30, marks=pytest.mark.slow),
+        pytest.param("of the launcher", 300, marks=pytest.mark.slow),
         pytest.param("of rank 0", 300, marks=pytest.mark.slow),
     ],
 )
