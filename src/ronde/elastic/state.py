@@ -23,9 +23,9 @@ from ronde.elastic.safeguards import Safeguards, describe_process
 from ronde.elastic.snapshots import Snapshots
 from ronde.elastic.state_check import StateCheck
 from ronde.elastic.state_parts import Part
+from ronde.elastic.state_transfer import transfer
 from ronde.elastic.step_times import StepRule
 from ronde.elastic.step_watch import StepWatch
-from ronde.engine.objects import broadcast_object
 from ronde.errors import MismatchError, UsageError
 from ronde.process.membership_channel import membership
 from ronde.types import Max
@@ -273,7 +273,7 @@ class State:
         """Prepare for a world of other ranks. `on_reset` calls it before the callbacks."""
 
     def sync(self) -> None:
-        """Give the newest commit to ranks that lack it, from the lowest rank that has it.
+        """Give the newest commit to ranks that lack it; all that have it send parts of large arrays.
 
         All ranks call it; `ronde.elastic.run` does when a world has formed. Ranks that have the commit keep their live
         state. If no rank has one, all get the live state of rank 0, as commit 0.
@@ -284,12 +284,13 @@ class State:
             self._safeguards.begin_shards(0)
             if comm.rank() == decision.holders[0]:
                 self._copy(0)
-        receives = [
-            rank for rank, action in enumerate(decision.actions) if action in (Action.BEGIN, Action.RECEIVE)
-        ]
-        root = decision.holders[0]
-        if any(rank != root for rank in receives):
-            self._transfer(root, comm.rank() in receives and comm.rank() != root, decision.number)
+        senders = decision.holders
+        receivers = [rank for rank in range(comm.size()) if rank not in senders]
+        if receivers:
+            payload = self.payload() if comm.rank() in senders else None
+            received = transfer(payload, senders, receivers)
+            if comm.rank() in receivers:
+                self.load(received, decision.number)
 
     # What `ronde.elastic.run` and launchers call
 
@@ -508,13 +509,6 @@ class State:
             self._is_copying = False
         self._safeguards.accept()
         self._standing = Standing(number)
-
-    def _transfer(self, root: int, receives: bool, number: int) -> None:
-        payload = broadcast_object(
-            self.payload() if comm.rank() == root else None, root, "ronde.elastic.state"
-        )
-        if receives:
-            self.load(payload, number)
 
 
 class _HostMessages:
