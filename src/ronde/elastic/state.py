@@ -9,7 +9,7 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, d
 from ronde.elastic.goodput import Goodput, Ledger
 from ronde.elastic.neighbours import ShardsLostError
 from ronde.elastic.safeguards import Safeguards, describe_process
+from ronde.elastic.several_streams import SeveralStreams
 from ronde.elastic.snapshots import Snapshots
 from ronde.elastic.state_check import StateCheck
 from ronde.elastic.state_parts import Part
@@ -180,6 +181,41 @@ class State:
         """
         self._begin_batches(name)
         yield from self._in_steps(StreamBatches(self._positions, source, global_batch, name))
+
+    def streams(
+        self,
+        sources: Sequence[Callable[[int], Iterable[Any]] | Iterable[Any]],
+        global_batch: int,
+        *,
+        name: str = "",
+    ) -> Iterator[list[Any]]:
+        """Yield this rank's samples of each batch of several streams, from the positions of the last commit on.
+
+            def reader(path):
+                return lambda start: read_records(path, start)
+
+            for samples in state.streams([reader(path) for path in paths], global_batch=256):
+                step(samples)
+                state.commit()
+
+        For data in several files: one rank reads each of them, and another one goes on with it after a change. Each
+        sample is in one committed step, whatever happens to the world. A batch takes equal numbers from all streams
+        that have not ended, so the batches of all ranks together do not depend on the size of the world; only the last
+        one may be smaller. A rank's share follows from the number of its streams, so let there be several times as many
+        as ranks; it may be empty. Ranks exchange a few numbers before each batch.
+
+        Args:
+            sources: one for each stream, as of `stream`; the same on all ranks, in the same order.
+            global_batch: the number of samples in a step of all ranks.
+            name: if a program goes through batches or streams more than once, a name for each time.
+
+        Raises:
+            MismatchError: ranks give different numbers of streams, or different global batches.
+            PeerError: a rank was lost; `ronde.elastic.run` handles it.
+            UsageError: an argument is invalid, or the training function uses this name for the second time.
+        """
+        self._begin_batches(name)
+        yield from self._in_steps(SeveralStreams(self._positions, sources, global_batch, name))
 
     def keep_snapshots(self, folder: str | os.PathLike[str], every: int = 1, keep: int = 2) -> None:
         """Write a commit to disk now and then, beside the training, so that a job that has ended can be resumed.
