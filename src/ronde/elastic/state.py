@@ -69,6 +69,7 @@ class State:
         self._is_agreed = False  # all ranks know that they change at the end of the step
         self._is_in_step = False  # of `batches`
         self._is_copying = False  # `save` is called by this class
+        self._agreed = NOTHING  # the commit on which the ranks of this world have agreed
         self._commits_reset = False  # all ranks make a commit of what reset callbacks have changed
         self._is_resetting = False  # reset callbacks run
         self._batches_begun: set[str] = set()  # by the present call of the training function
@@ -344,23 +345,22 @@ class State:
     def commit_reset(self) -> None:
         """Commit what reset callbacks have changed. All ranks call it after the callbacks, and before `sync`.
 
-        New processes, which have no state yet, only wait with the others. If a loss interrupts it, all ranks keep the
-        changes, or all take them back.
+        New processes have their shards of sharded parts, and nothing else of the state yet: they commit these.
+        If a loss interrupts it, all ranks keep the changes, or all take them back.
         """
         if not self._commits_reset:
             return
-        if self._safeguards.sharded:  # their commits need the shards of all ranks, which new processes lack
-            if self._standing.copied != NOTHING:
-                self._copy(self._standing.copied)
-            return
+        number = self._agreed + 1
         with self._safeguards.changing():
-            if self._standing.copied == NOTHING:
-                comm.world().barrier()
-                return
-            number = self._standing.copied + 1
-            self._standing = Standing(self._standing.copied, number)
+            self._safeguards.before_barrier(number)
+            has_state = self._standing.copied != NOTHING
+            if has_state:
+                self._standing = Standing(self._standing.copied, number)
             comm.world().barrier()
-            self._copy(number)
+            if has_state:
+                self._copy(number)
+            else:
+                self._safeguards.accept()
 
     def on_hosts_updated(self, timestamp: float = 0, update_res: int = 0) -> None:
         """Ask for `HostsUpdatedInterrupt` at the next commit. Any thread may call it."""
@@ -402,6 +402,7 @@ class State:
         mine = self._standing._replace(may_advance=not self._safeguards.sharded)
         standings, has_callbacks = comm_standings(mine, bool(self._reset_callbacks))
         decision = decide(standings)
+        self._agreed = decision.number
         advances = (
             all(each.copied < decision.number for each in standings)
             and decision.actions[0] is not Action.BEGIN
