@@ -18,7 +18,17 @@ from ronde.comm import world as comm
 from ronde.elastic.exact_sums import exact_sum
 from ronde.errors import UsageError
 
-__all__ = ["Batches", "Pieces", "Position", "Positions", "StreamBatches", "order_of_epoch", "share_of"]
+__all__ = [
+    "Batches",
+    "Pieces",
+    "Position",
+    "Positions",
+    "StreamBatches",
+    "check_source",
+    "open_source",
+    "order_of_epoch",
+    "share_of",
+]
 
 
 class Position(NamedTuple):
@@ -113,13 +123,7 @@ class StreamBatches:
         global_batch: int,
         name: str,
     ) -> None:
-        if global_batch < 1:
-            raise UsageError(f"global_batch={global_batch} is invalid: expected 1 or more")
-        if not callable(source) and iter(source) is source:
-            raise UsageError(
-                f"a {type(source).__name__} can be read only once, but a loss takes it back to the last commit: "
-                "pass a function that opens the stream at a sample's number"
-            )
+        check_source(source, global_batch)
         self._positions, self._source, self._batch, self._name = positions, source, global_batch, name
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -127,7 +131,7 @@ class StreamBatches:
         if position.epoch:  # the stream has ended
             return
         taken = position.step
-        samples = self._open(taken)
+        samples = open_source(self._source, taken)
         while batch := list(itertools.islice(samples, self._batch)):
             taken += len(batch)
             # Before the step, so that a commit in it has the next one.
@@ -135,10 +139,29 @@ class StreamBatches:
             yield batch[share_of(len(batch), comm.rank(), comm.size())]
         self._positions.live[self._name] = Position(1, taken)
 
-    def _open(self, start: int) -> Iterator[Any]:
-        if callable(self._source):
-            return iter(self._source(start))
-        return itertools.islice(self._source, start, None)
+
+def check_source(source: object, global_batch: int) -> None:
+    """Raise UsageError unless a stream can be opened at each commit, and the batch is possible."""
+    if global_batch < 1:
+        raise UsageError(f"global_batch={global_batch} is invalid: expected 1 or more")
+    if callable(source):
+        return
+    if not isinstance(source, Iterable):
+        raise UsageError(
+            f"a {type(source).__name__} is no stream: pass an iterable, or a function that returns one"
+        )
+    if iter(source) is source:
+        raise UsageError(
+            f"a {type(source).__name__} can be read only once, but a loss takes it back to the last commit: "
+            "pass a function that opens the stream at a sample's number"
+        )
+
+
+def open_source(source: Callable[[int], Iterable[Any]] | Iterable[Any], start: int) -> Iterator[Any]:
+    """Return the samples of a stream from number `start` on."""
+    if callable(source):
+        return iter(source(start))
+    return itertools.islice(source, start, None)
 
 
 class Pieces:

@@ -195,7 +195,7 @@ class _Run:
         else:
             spent_ns = ledger.resume(now_ns, interruption.is_loss)
             self._count_fruitless(interruption, decision.number)
-            if comm.rank() == 0:
+            if comm.rank() == decision.holders[0]:  # rank 0 may be a new process, which knows of no loss
                 self._report(interruption, decision, lost, spent_ns)
         self._interruption, self._has_begun = None, True
 

@@ -9,7 +9,7 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +20,13 @@ from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, d
 from ronde.elastic.goodput import Goodput, Ledger
 from ronde.elastic.neighbours import ShardsLostError
 from ronde.elastic.safeguards import Safeguards, describe_process
+from ronde.elastic.several_streams import SeveralStreams
 from ronde.elastic.snapshots import Snapshots
 from ronde.elastic.state_check import StateCheck
 from ronde.elastic.state_parts import Part
+from ronde.elastic.state_transfer import transfer
 from ronde.elastic.step_times import StepRule
 from ronde.elastic.step_watch import StepWatch
-from ronde.engine.objects import broadcast_object
 from ronde.errors import MismatchError, UsageError
 from ronde.process.membership_channel import membership
 from ronde.types import Max
@@ -68,6 +69,7 @@ class State:
         self._is_agreed = False  # all ranks know that they change at the end of the step
         self._is_in_step = False  # of `batches`
         self._is_copying = False  # `save` is called by this class
+        self._agreed = NOTHING  # the commit on which the ranks of this world have agreed
         self._commits_reset = False  # all ranks make a commit of what reset callbacks have changed
         self._is_resetting = False  # reset callbacks run
         self._batches_begun: set[str] = set()  # by the present call of the training function
@@ -181,6 +183,41 @@ class State:
         self._begin_batches(name)
         yield from self._in_steps(StreamBatches(self._positions, source, global_batch, name))
 
+    def streams(
+        self,
+        sources: Sequence[Callable[[int], Iterable[Any]] | Iterable[Any]],
+        global_batch: int,
+        *,
+        name: str = "",
+    ) -> Iterator[list[Any]]:
+        """Yield this rank's samples of each batch of several streams, from the positions of the last commit on.
+
+            def reader(path):
+                return lambda start: read_records(path, start)
+
+            for samples in state.streams([reader(path) for path in paths], global_batch=256):
+                step(samples)
+                state.commit()
+
+        For data in several files: one rank reads each of them, and another one goes on with it after a change. Each
+        sample is in one committed step, whatever happens to the world. A batch takes equal numbers from all streams
+        that have not ended, so the batches of all ranks together do not depend on the size of the world; only the last
+        one may be smaller. A rank's share follows from the number of its streams, so let there be several times as many
+        as ranks; it may be empty. Ranks exchange a few numbers before each batch.
+
+        Args:
+            sources: one for each stream, as of `stream`; the same on all ranks, in the same order.
+            global_batch: the number of samples in a step of all ranks.
+            name: if a program goes through batches or streams more than once, a name for each time.
+
+        Raises:
+            MismatchError: ranks give different numbers of streams, or different global batches.
+            PeerError: a rank was lost; `ronde.elastic.run` handles it.
+            UsageError: an argument is invalid, or the training function uses this name for the second time.
+        """
+        self._begin_batches(name)
+        yield from self._in_steps(SeveralStreams(self._positions, sources, global_batch, name))
+
     def keep_snapshots(self, folder: str | os.PathLike[str], every: int = 1, keep: int = 2) -> None:
         """Write a commit to disk now and then, beside the training, so that a job that has ended can be resumed.
 
@@ -273,7 +310,7 @@ class State:
         """Prepare for a world of other ranks. `on_reset` calls it before the callbacks."""
 
     def sync(self) -> None:
-        """Give the newest commit to ranks that lack it, from the lowest rank that has it.
+        """Give the newest commit to ranks that lack it; all that have it send parts of large arrays.
 
         All ranks call it; `ronde.elastic.run` does when a world has formed. Ranks that have the commit keep their live
         state. If no rank has one, all get the live state of rank 0, as commit 0.
@@ -284,12 +321,13 @@ class State:
             self._safeguards.begin_shards(0)
             if comm.rank() == decision.holders[0]:
                 self._copy(0)
-        receives = [
-            rank for rank, action in enumerate(decision.actions) if action in (Action.BEGIN, Action.RECEIVE)
-        ]
-        root = decision.holders[0]
-        if any(rank != root for rank in receives):
-            self._transfer(root, comm.rank() in receives and comm.rank() != root, decision.number)
+        senders = decision.holders
+        receivers = [rank for rank in range(comm.size()) if rank not in senders]
+        if receivers:
+            payload = self.payload() if comm.rank() in senders else None
+            received = transfer(payload, senders, receivers)
+            if comm.rank() in receivers:
+                self.load(received, decision.number)
 
     # What `ronde.elastic.run` and launchers call
 
@@ -307,23 +345,22 @@ class State:
     def commit_reset(self) -> None:
         """Commit what reset callbacks have changed. All ranks call it after the callbacks, and before `sync`.
 
-        New processes, which have no state yet, only wait with the others. If a loss interrupts it, all ranks keep the
-        changes, or all take them back.
+        New processes have their shards of sharded parts, and nothing else of the state yet: they commit these.
+        If a loss interrupts it, all ranks keep the changes, or all take them back.
         """
         if not self._commits_reset:
             return
-        if self._safeguards.sharded:  # their commits need the shards of all ranks, which new processes lack
-            if self._standing.copied != NOTHING:
-                self._copy(self._standing.copied)
-            return
+        number = self._agreed + 1
         with self._safeguards.changing():
-            if self._standing.copied == NOTHING:
-                comm.world().barrier()
-                return
-            number = self._standing.copied + 1
-            self._standing = Standing(self._standing.copied, number)
+            self._safeguards.before_barrier(number)
+            has_state = self._standing.copied != NOTHING
+            if has_state:
+                self._standing = Standing(self._standing.copied, number)
             comm.world().barrier()
-            self._copy(number)
+            if has_state:
+                self._copy(number)
+            else:
+                self._safeguards.accept()
 
     def on_hosts_updated(self, timestamp: float = 0, update_res: int = 0) -> None:
         """Ask for `HostsUpdatedInterrupt` at the next commit. Any thread may call it."""
@@ -365,6 +402,7 @@ class State:
         mine = self._standing._replace(may_advance=not self._safeguards.sharded)
         standings, has_callbacks = comm_standings(mine, bool(self._reset_callbacks))
         decision = decide(standings)
+        self._agreed = decision.number
         advances = (
             all(each.copied < decision.number for each in standings)
             and decision.actions[0] is not Action.BEGIN
@@ -508,13 +546,6 @@ class State:
             self._is_copying = False
         self._safeguards.accept()
         self._standing = Standing(number)
-
-    def _transfer(self, root: int, receives: bool, number: int) -> None:
-        payload = broadcast_object(
-            self.payload() if comm.rank() == root else None, root, "ronde.elastic.state"
-        )
-        if receives:
-            self.load(payload, number)
 
 
 class _HostMessages:

@@ -37,7 +37,7 @@ from ronde.engine.process import ProcessSet
 from ronde.errors import AuthenticationError, RemoteError
 from ronde.process.exceptions import exception_text
 
-__all__ = ["OutgoingObject", "allgather_object", "broadcast_object"]
+__all__ = ["OutgoingObject", "allgather_object", "broadcast_object", "pickled"]
 
 ObjectT = TypeVar("ObjectT")
 Bytes = NDArray[np.uint8]
@@ -215,7 +215,7 @@ class OutgoingObject:
         self.error: Exception | None = None
         buffers: list[memoryview] = []
         try:
-            chunks = _pickled(obj, buffers)
+            chunks = pickled(obj, buffers)
         except Exception as failure:  # pickling runs the object's own code, which may raise anything
             self.error = failure
             text = exception_text(failure).encode(errors="replace")
@@ -310,13 +310,13 @@ class _Chunks(list[memoryview]):
         return self[-1].nbytes
 
 
-def _pickled(obj: Any, buffers: list[memoryview]) -> list[memoryview]:
-    """Return the pickle in pieces. `buffers` receives the large buffers, which are not in it.
+def pickled(obj: Any, buffers: list[memoryview], large_bytes: int = _LARGE_BYTES) -> list[memoryview]:
+    """Return the pickle in pieces. `buffers` receives those of `large_bytes` or more, which are not in it.
 
-    What pickle refuses, such as lambdas and local classes, goes by cloudpickle.
+    What pickle refuses, such as lambdas and local classes, goes by cloudpickle. Raises what the object's code raises.
     """
     try:
-        return _pickled_by(pickle.Pickler, obj, buffers)
+        return _pickled_by(pickle.Pickler, obj, buffers, large_bytes)
     except Exception as error:
         buffers.clear()
         try:
@@ -329,18 +329,20 @@ def _pickled(obj: Any, buffers: list[memoryview]) -> list[memoryview]:
                 "classes can be sent"
             ) from error
         try:
-            return _pickled_by(cloudpickle.CloudPickler, obj, buffers)
+            return _pickled_by(cloudpickle.CloudPickler, obj, buffers, large_bytes)
         except Exception as failure:
             raise failure from None
 
 
-def _pickled_by(pickler: Callable[..., Any], obj: Any, buffers: list[memoryview]) -> list[memoryview]:
+def _pickled_by(
+    pickler: Callable[..., Any], obj: Any, buffers: list[memoryview], large_bytes: int
+) -> list[memoryview]:
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes >= _LARGE_BYTES:
+        if raw.nbytes >= large_bytes:
             buffers.append(raw)
-        return raw.nbytes < _LARGE_BYTES
+        return raw.nbytes < large_bytes
 
     chunks = _Chunks()
     pickler(chunks, pickle.HIGHEST_PROTOCOL, buffer_callback=stays).dump(obj)

@@ -26,6 +26,7 @@ from lightning.pytorch import Callback
 
 from ronde.errors import UsageError
 from ronde.torch.elastic import ElasticSampler, TorchState
+from ronde.torch.elastic.sampler import batch_size_of
 
 __all__ = ["CommitSteps", "FitProgress"]
 
@@ -81,7 +82,8 @@ class CommitSteps(Callback):  # type: ignore[misc]  # Lightning's class is Any h
     """Commits a state after each step of the optimizers, and lets `fit` go on from the last commit.
 
     Give it to the Trainer that the training function makes. The Trainer has one training loader with the state's
-    sampler, `use_distributed_sampler=False`, and no `limit_train_batches`.
+    sampler, also in a `BatchSampler`, `use_distributed_sampler=False`, and no `limit_train_batches`. `fit` raises
+    UsageError otherwise.
 
     Args:
         state: A `TorchState` with the module, an `ElasticSampler` as `sampler`, and a `FitProgress` as `progress`.
@@ -99,6 +101,7 @@ class CommitSteps(Callback):  # type: ignore[misc]  # Lightning's class is Any h
                 raise UsageError(f"the state needs an attribute {name!r} that is a {kind.__name__}")
         self._state, self._every = state, every
         self._committed = 0  # the step
+        self._batch_size = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Let `fit` count the batches of each epoch: the first one may have fewer than the others."""
@@ -106,11 +109,17 @@ class CommitSteps(Callback):  # type: ignore[misc]  # Lightning's class is Any h
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on from the state."""
+        if trainer.limit_train_batches != 1.0:
+            raise UsageError(
+                f"the Trainer's limit of {trainer.limit_train_batches} training batches leaves samples of an epoch "
+                "out: remove limit_train_batches, overfit_batches and fast_dev_run"
+            )
         self._state.progress.begin_fit(trainer)
         self._committed = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Commit the end of the epoch before: with what schedulers and callbacks have done there."""
+        self._batch_size = batch_size_of(trainer.train_dataloader, self._state.sampler)
         trainer.fit_loop.max_batches = len(
             trainer.train_dataloader
         )  # what is left of the first epoch may be less
@@ -122,7 +131,7 @@ class CommitSteps(Callback):  # type: ignore[misc]  # Lightning's class is Any h
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the samples; commit if the optimizers have made enough steps."""
-        self._state.sampler.record_batch(batch_idx, trainer.train_dataloader.batch_size)
+        self._state.sampler.record_batch(batch_idx, self._batch_size)
         # After the last batch the epoch is not yet complete, and a new `fit` would find no samples.
         is_complete = trainer.global_step >= self._committed + self._every
         if is_complete and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

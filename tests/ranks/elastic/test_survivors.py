@@ -201,9 +201,12 @@ def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -
     )
 
 
-def test_reset_callbacks_and_a_second_loss_leave_the_same_state_on_all_ranks() -> None:
+@pytest.mark.parametrize(
+    "words", [[], pytest.param(["sharded"], marks=pytest.mark.slow)], ids=["plain", "sharded"]
+)
+def test_reset_callbacks_and_a_second_loss_leave_the_same_state_on_all_ranks(words: list[str]) -> None:
     program = str(Path(TRAIN).with_name("resets.py"))
-    with Agent([program], 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
+    with Agent([program, *words], 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
         agent.run()
         found = [line.value for line in agent.lines]
         assert len(found) == 2
@@ -212,6 +215,8 @@ def test_reset_callbacks_and_a_second_loss_leave_the_same_state_on_all_ranks() -
             assert each["called"] in ([2], [3, 2]), "once for each world"
             assert each["sizes"] == found[0]["sizes"]
             assert each["sizes"] in ([2], [3, 2])
+            if words:
+                assert each["share"] == [10 + 100 * len(each["sizes"])] * 6
 
 
 @pytest.mark.parametrize("words", [[], ["callback"]], ids=["plain", "with a reset callback"])

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from ronde.comm.world import rank, size
 from ronde.engine.objects import allgather_object
@@ -22,7 +22,7 @@ from ronde.engine.operations import allreduce
 from ronde.errors import UsageError
 from ronde.types import Max
 
-__all__ = ["ElasticSampler"]
+__all__ = ["ElasticSampler", "batch_size_of"]
 
 
 class ElasticSampler(Sampler[int]):  # type: ignore[misc]  # PyTorch's class is Any here
@@ -221,3 +221,42 @@ class ElasticSampler(Sampler[int]):  # type: ignore[misc]  # PyTorch's class is 
         if not self.shuffle:
             return np.arange(wanted[1])
         return np.random.default_rng([self.seed, self.epoch]).permutation(wanted[1])
+
+
+# Loaders
+
+_LOADER = "DataLoader(data, batch_size=32, sampler=state.sampler)"
+
+
+def batch_size_of(loader: Any, sampler: ElasticSampler) -> int:
+    """Return the number of samples in a batch of a DataLoader, whose batches are consecutive samples of the sampler.
+
+    Raises UsageError, which says what to do, for any other loader.
+    """
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        raise UsageError(
+            "the training loader reads an IterableDataset, in which fit cannot go on at the last commit: give it a "
+            f"dataset with a length and an index, as in {_LOADER}, or write the loop with state.stream() or "
+            "state.streams() in place of the Trainer"
+        )
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"the training loader is a {type(loader).__name__}: give fit, or return from train_dataloader(), a single "
+            f"{_LOADER}"
+        )
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        raise UsageError(f"the training loader has batch_size=None: give it a number, as in {_LOADER}")
+    if type(batches) is not BatchSampler:
+        raise UsageError(
+            f"the training loader has a batch_sampler of the class {type(batches).__name__}, whose batches may have "
+            f"any samples: use {_LOADER}, or BatchSampler(state.sampler, 32, drop_last=False)"
+        )
+    if batches.sampler is not sampler:
+        name = type(batches.sampler).__name__
+        advice = "give the Trainer use_distributed_sampler=False, and " if "Distributed" in name else ""
+        raise UsageError(
+            f"a {name} deals the samples of the training loader, and not the sampler of the state: {advice}make the "
+            f"loader as {_LOADER}"
+        )
+    return int(batches.batch_size)

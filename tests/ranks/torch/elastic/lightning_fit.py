@@ -43,6 +43,18 @@ class Sums(lightning.LightningModule):  # type: ignore[misc]
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
 
+class Batches(lightning.LightningDataModule):  # type: ignore[misc]
+    """The batches of the plain loader, made by a batch sampler."""
+
+    def __init__(self, sampler: Any) -> None:
+        super().__init__()
+        self.sampler = sampler
+
+    def train_dataloader(self) -> Any:
+        batches = torch.utils.data.BatchSampler(self.sampler, BATCH, drop_last=False)
+        return torch.utils.data.DataLoader(DATA, batch_sampler=batches)
+
+
 def die_once() -> None:
     try:
         open(KILLED, "x").close()
@@ -66,7 +78,10 @@ def train(state: Any) -> int:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(state.model, torch.utils.data.DataLoader(DATA, BATCH, sampler=state.sampler))
+    if KILLED:
+        trainer.fit(state.model, datamodule=Batches(state.sampler))
+    else:
+        trainer.fit(state.model, torch.utils.data.DataLoader(DATA, BATCH, sampler=state.sampler))
     return int(trainer.global_step)
 
 
