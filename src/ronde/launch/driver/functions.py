@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from typing import Any, NoReturn
 
 from ronde.environment import environment as own_environment
@@ -24,7 +25,7 @@ from ronde.rendezvous.membership import Failure
 from ronde.stores.store import Store
 from ronde.values import PROTECTION
 
-__all__ = ["run_function", "run_packed_call"]
+__all__ = ["failed_worker_error", "results_of_job", "run_function", "run_packed_call"]
 
 PROTECTION_VARIABLE = "RONDE_PROTECTION"
 BACKENDS_VARIABLE = "RONDE_BACKENDS"
@@ -73,7 +74,7 @@ def run_packed_call(
             if memory is not None:
                 memory.collect_from(placement.store)
             _raise(end, placement, options)
-        return _results(placement.store, options.least, options.num_proc)
+        return results_of_job(placement.store, options.least, options.num_proc)
 
 
 def _config(options: RunOptions) -> LaunchConfig:
@@ -124,10 +125,10 @@ def _is_secret(environment: Mapping[str, str]) -> bool:
     return bool(text) and PROTECTION.read(text, f"{PROTECTION_VARIABLE}={text!r}") == SECRET
 
 
-def _results(store: Store, least: int, most: int) -> list[Any]:
-    """Return the results by rank. An elastic job may end with fewer than `most`."""
+def results_of_job(store: Store, least: int, most: int | None) -> list[Any]:
+    """Return the results by rank. An elastic job may end with fewer than `most` (None: any number)."""
     results: list[Any] = []
-    for rank in range(most):
+    for rank in count() if most is None else range(most):
         file = fetch_result(store, rank)
         if file is None and rank >= least:
             break
@@ -141,7 +142,7 @@ def _results(store: Store, least: int, most: int) -> list[Any]:
 def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
     """Raise the exception that a failed job means for the caller."""
     if end.failure is not None:
-        raise _worker_error(end.failure, placement.store)
+        raise failed_worker_error(end.failure, placement.store)
     if end.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
     if placement.has_missed_start:
@@ -151,7 +152,8 @@ def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
     raise WorkerError(end.reason, exit_code=end.exit_code, has_lost_task=placement.has_lost_task)
 
 
-def _worker_error(failure: Failure, store: Store) -> WorkerError:
+def failed_worker_error(failure: Failure, store: Store) -> WorkerError:
+    """Return the error of a job that a worker's failure has ended, with what the worker has left in the store."""
     with ExitStack() as stack:
         file = fetch_result(store, failure.rank) if failure.exit_code == 1 else None
         if file is not None:
