@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from ronde.job_key import JobKey
 from ronde.launch.agent.absence_watch import AbsenceWatch
+from ronde.launch.agent.completion_watch import CompletionWatch
 from ronde.launch.agent.decisions import (
     Agent,
     AgentEnd,
@@ -240,6 +241,8 @@ class AgentShell(GroupListener):
         stack.callback(self._reserve.close)
         self._absence = AbsenceWatch(self._loop, self._key, self._note_missed)
         stack.callback(self._absence.close)
+        self._completion = CompletionWatch(self._loop, self._key, self._note_completed_elsewhere)
+        stack.callback(self._completion.close)
 
     def run(self) -> RunResult:
         """Run the job to its end, report, and return the result."""
@@ -369,6 +372,17 @@ class AgentShell(GroupListener):
         else:  # another node has lost a worker, which its agent reports
             at_ns = time.monotonic_ns() + self._config.rendezvous.silence_ns
             self._loop.set_timer(self._send_world_left, at_ns, self._send_world_left)
+            if training := group.awaited_training:  # or all ranks have finished it
+                self._completion.await_completion(round.nodes[0].store, training)
+
+    def note_completed(self, training: int) -> None:
+        """Let the nodes know whose workers have lost the others in the last barrier of the training."""
+        if self._round and len(self._round.nodes) > 1:
+            self._completion.tell(self._round.nodes[0].store, training)
+
+    def _note_completed_elsewhere(self, training: int) -> None:
+        if self._alive and self._group:
+            self._group.notify_of_completion(training)
 
     def _send_world_left(self) -> None:
         group, round = self._group, self._round
@@ -551,6 +565,7 @@ class AgentShell(GroupListener):
                 self._group.close()
         spec = self._config.worker
         self._wish, self._is_joining = "", False
+        self._completion.stop_waiting()
         self._loop.set_timer(self._send_world_left, None, self._send_world_left)
         self._round, self._alive, self._group_end = round, True, None
         policy = Policy(
