@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     atexit.register(shorten_end)
     files = ResultFiles(words[1])
     try:
-        result = call(int(words[0]))
+        result = call(int(words[0]), files)
     except Exception as error:
         # The frames above are Ronde's.
         ours = error.__traceback__
@@ -55,15 +55,19 @@ class ResultFiles:
         self._place = 0
         for fd in self._fds:
             os.set_inheritable(fd, False)
-        if PLACE in os.environ:  # a spare worker has no place yet
-            os.ftruncate(self._find(), 0)  # an earlier attempt may have failed
 
     def _find(self) -> int:
         """Return the file of the present place among the agent's workers, even if the call has removed variables."""
-        self._place = int(os.environ.get(PLACE, self._place))
+        from ronde.environment import environment  # once the path is that of the caller
+
+        self._place = int(environment().get(PLACE, self._place))
         return self._fds[
             self._place if len(self._fds) > 1 else 0
         ]  # agents with one worker each may share a host
+
+    def clear(self) -> None:
+        """Empty the file: an earlier attempt may have failed."""
+        os.ftruncate(self._find(), 0)
 
     def write(self, kind: bytes, data: bytes) -> None:
         """Write the result."""
@@ -74,7 +78,7 @@ class ResultFiles:
             file.write(data)
 
 
-def call(fd: int) -> Any:
+def call(fd: int, files: ResultFiles) -> Any:
     """Return what the function returns."""
     with open(f"/proc/self/fd/{fd}", "rb") as file:  # a separate file offset: all workers read this
         os.close(fd)
@@ -84,6 +88,10 @@ def call(fd: int) -> Any:
         prepare(preparation)
     else:
         forget_program()
+    from ronde.environment import environment
+
+    if PLACE in environment():  # a spare worker has none yet
+        files.clear()
     function, args, kwargs = pickle.loads(packed)
     del packed
     return function(*args, **kwargs)

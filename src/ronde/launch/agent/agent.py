@@ -213,9 +213,7 @@ class AgentShell(GroupListener):
         self._plan_now: LaunchPlan | None = None  # that of the present or last workers
         self._alive = False  # whether workers run
         self._is_joining = False  # the next round
-        self._leaving = (
-            0  # the signal after which this node leaves as soon as its workers have left their world
-        )
+        self._leaving = 0  # the signal after which this node leaves when its workers have left their world
         self._wish = ""  # why this node wants another round than the present one
         self._has_continued = False  # a worker has called `ronde.elastic.run`
         self._has_refused_spares = False

@@ -25,7 +25,7 @@ from ronde.rendezvous.membership import Failure
 from ronde.stores.store import Store
 from ronde.values import PROTECTION
 
-__all__ = ["failed_worker_error", "results_of_job", "run_function", "run_packed_call"]
+__all__ = ["call_on_hosts", "run_function", "run_packed_call"]
 
 PROTECTION_VARIABLE = "RONDE_PROTECTION"
 BACKENDS_VARIABLE = "RONDE_BACKENDS"
@@ -74,7 +74,28 @@ def run_packed_call(
             if memory is not None:
                 memory.collect_from(placement.store)
             _raise(end, placement, options)
-        return results_of_job(placement.store, options.least, options.num_proc)
+        return _results(placement.store, options.least, options.num_proc)
+
+
+def call_on_hosts(
+    config: LaunchConfig, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` in the workers of a job as of `ronde run -H`; return the results by rank.
+
+    All hosts of `config` find the caller's files at the same paths. Raises as `run_function`.
+    """
+    from ronde.launch.hosts.host_agents import HostAgents  # only such jobs need it
+
+    claim_standard_streams()
+    environment = own_environment()
+    with ExitStack() as stack:
+        placement = HostAgents(config, environment, pack_call(fn, args, kwargs))
+        driver = Driver(placement, environment, stack)
+        end = driver.run()
+        driver.show_rest()
+        if end.exit_code:
+            _raise_end(end, placement.store)
+        return _results(placement.store, placement.limits.min_slots, None)
 
 
 def _config(options: RunOptions) -> LaunchConfig:
@@ -125,7 +146,7 @@ def _is_secret(environment: Mapping[str, str]) -> bool:
     return bool(text) and PROTECTION.read(text, f"{PROTECTION_VARIABLE}={text!r}") == SECRET
 
 
-def results_of_job(store: Store, least: int, most: int | None) -> list[Any]:
+def _results(store: Store, least: int, most: int | None) -> list[Any]:
     """Return the results by rank. An elastic job may end with fewer than `most` (None: any number)."""
     results: list[Any] = []
     for rank in count() if most is None else range(most):
@@ -141,18 +162,24 @@ def results_of_job(store: Store, least: int, most: int | None) -> list[Any]:
 
 def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
     """Raise the exception that a failed job means for the caller."""
+    is_known = end.failure is not None or end.exit_code == INTERRUPTED
+    if placement.has_missed_start and not is_known:
+        raise TimeoutError(end.reason, operation="start", waited_ns=options.start_timeout_ns)
+    is_known = is_known or end.exit_code == USAGE_ERROR
+    _raise_end(end, placement.store, has_lost_task=not is_known and placement.has_lost_task)
+
+
+def _raise_end(end: JobEnd, store: Store, has_lost_task: bool = False) -> NoReturn:
     if end.failure is not None:
-        raise failed_worker_error(end.failure, placement.store)
+        raise _worker_error(end.failure, store)
     if end.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
-    if placement.has_missed_start:
-        raise TimeoutError(end.reason, operation="start", waited_ns=options.start_timeout_ns)
     if end.exit_code == USAGE_ERROR:
         raise UsageError(end.reason)
-    raise WorkerError(end.reason, exit_code=end.exit_code, has_lost_task=placement.has_lost_task)
+    raise WorkerError(end.reason, exit_code=end.exit_code, has_lost_task=has_lost_task)
 
 
-def failed_worker_error(failure: Failure, store: Store) -> WorkerError:
+def _worker_error(failure: Failure, store: Store) -> WorkerError:
     """Return the error of a job that a worker's failure has ended, with what the worker has left in the store."""
     with ExitStack() as stack:
         file = fetch_result(store, failure.rank) if failure.exit_code == 1 else None

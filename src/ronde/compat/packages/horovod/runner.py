@@ -13,7 +13,7 @@ from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.callables import ElasticLaunch
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
-from ronde.launch.hosts.host_calls import call_on_hosts
+from ronde.launch.driver.functions import call_on_hosts
 from ronde.launch.hosts.host_list import Host, parse_hostfile, parse_hosts, place_workers
 from ronde.launch.hosts.ssh import is_here
 from ronde.net.addresses import addresses_here
@@ -94,44 +94,44 @@ def run(
         raise UsageError("horovod.run: hosts and hostfile contradict each other: both name the hosts")
     if use_gloo and use_mpi:
         raise UsageError("horovod.run: use_gloo and use_mpi contradict each other: leave both out")
+    given = locals()
+    workers = np if np is not None and num_proc == 1 else num_proc
     least = min_np if min_num_proc is None else min_num_proc
     most = max_np if max_num_proc is None else max_num_proc
-    workers = max(np if np is not None and num_proc == 1 else num_proc, least or 1)
+    given |= {"num_proc": max(workers, least or 1), "min_num_proc": least, "max_num_proc": most}
     listed = _read_hosts(hosts, hostfile)
-    if host_discovery_script is not None or not _are_here(listed, workers, least):
-        given = {
-            **locals(),
-            "num_proc": workers,
-            "min_num_proc": least,
-            "max_num_proc": most,
-            "network_interfaces": network_interfaces or network_interface,
-        }
-        if executable is not None:
-            raise UsageError(
-                "horovod.run: executable is for this machine only: leave it out, or leave out the hosts"
-            )
-        with with_horovods_words():
-            return call_on_hosts(_config(given), environment(), func, args, kwargs or {})
+    is_here = host_discovery_script is None and _are_here(listed, given["num_proc"], least)
+    with with_horovods_words():
+        if not is_here:
+            return call_on_hosts(_config(given), func, args, kwargs or {})
+        results = _launch_here(given, func, listed)(*args, **(kwargs or {}))
+    return [results[rank] for rank in sorted(results)]
+
+
+def _launch_here(
+    given: Mapping[str, Any], func: Callable[..., R], listed: Sequence[Host]
+) -> ElasticLaunch[..., R]:
+    """Return what calls the function in processes of this machine. `given`: the arguments of `run`."""
+    workers, least, most = (given[name] for name in ("num_proc", "min_num_proc", "max_num_proc"))
+    restarts = 0
     if least is not None:
-        free = max(workers, sum(host.slots for host in listed))
-        workers = free if most is None else min(free, most)
+        workers = max(workers, sum(host.slots for host in listed))
+        workers = workers if most is None else min(workers, most)
+        restarts = LOSSES if given["reset_limit"] is None else given["reset_limit"]
         if least > workers:
             raise UsageError(f"horovod.run: min_num_proc={least} is more than max_num_proc={most}")
     outputs = Outputs()
-    if output_filename is not None:
-        outputs = Outputs(log_dir=output_filename, tee={-1: Std.ALL}, by_rank=True)
+    if given["output_filename"] is not None:
+        outputs = Outputs(log_dir=given["output_filename"], tee={-1: Std.ALL}, by_rank=True)
+    executable = given["executable"]
     python = None if executable is None else shutil.which(executable)
     if executable is not None and python is None:
         raise UsageError(f"horovod.run(executable={executable!r}): no such executable program")
-    limit = {"RONDE_START_TIMEOUT": str(start_timeout)} if start_timeout else {}
-    restarts = 0 if least is None else LOSSES if reset_limit is None else reset_limit
+    limit = {"RONDE_START_TIMEOUT": str(given["start_timeout"])} if given["start_timeout"] else {}
     worker = WorkerSpec(
         argv=(), slots=workers, min_slots=least or 0, max_restarts=restarts, environment=limit
     )
-    launch = ElasticLaunch(LaunchConfig(worker, outputs=outputs), func, python=python)
-    with with_horovods_words():
-        results = launch(*args, **(kwargs or {}))
-    return [results[rank] for rank in sorted(results)]
+    return ElasticLaunch(LaunchConfig(worker, outputs=outputs), func, python=python)
 
 
 def _read_hosts(hosts: str | None, hostfile: str | None) -> Sequence[Host]:
@@ -161,6 +161,11 @@ def _config(given: Mapping[str, Any]) -> LaunchConfig:
     from ronde.cli.run_config import configure
     from ronde.cli.run_here import look_at_machine
 
+    if given["executable"] is not None:
+        raise UsageError(
+            "horovod.run: executable is for this machine only: leave it out, or leave out the hosts"
+        )
+    given = {**given, "network_interfaces": given["network_interfaces"] or given["network_interface"]}
     words = ["--horovod"]
     for name, option in _OPTIONS.items():
         value = given[name]
