@@ -102,7 +102,6 @@ def test_an_elastic_job_ends_when_its_workers_fail_too_often(tmp_path: Path) -> 
     with pytest.raises(WorkerError, match=r"LookupError: attempt 2") as caught:
         run(
             fails_again,
-            goes_on,
             tmp_path / "attempts",
             min_num_proc=1,
             reset_limit=1,
