@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from ronde.errors import UsageError, WorkerError
-from ronde.launch.launch_plan import INDEX_MACRO
 from ronde.rendezvous.membership import Failure
 
 __all__ = [
@@ -56,7 +55,7 @@ class CallFiles:
 
     def command(self, python: str) -> tuple[str, ...]:
         """Return the command of the workers."""
-        return python, _PROGRAM, str(self._call), ",".join(map(str, self._results)), INDEX_MACRO
+        return python, _PROGRAM, str(self._call), ",".join(map(str, self._results))
 
     def open_result(self, worker: int) -> BinaryIO:
         """Return the file with the result of a worker, counted from 0 within the agent; empty if it left none."""

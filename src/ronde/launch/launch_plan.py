@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ronde.launch.config import WorkerSpec
 
 __all__ = [
-    "INDEX_MACRO",
     "OURS",
     "PLACE",
     "UNPLACED",
@@ -103,7 +102,6 @@ PLACE = OURS - {JOB_KEY_FD} | {"MASTER_ADDR", "MASTER_PORT"}
 UNPLACED = OURS - {JOB_KEY, JOB_KEY_FD} | {"MASTER_ADDR", "MASTER_PORT"}
 HIDDEN = "<hidden>"
 LOCAL_RANK_MACRO = "${local_rank}"
-INDEX_MACRO = "${ronde_worker_index}"
 
 
 def assign_places(homes: Sequence[int], size: int) -> list[int]:
@@ -278,15 +276,8 @@ def _plan_worker(
         "HOROVOD_CROSS_RANK": worker.cross_rank,
         "HOROVOD_CROSS_SIZE": worker.cross_size,
     }
-    macros = {LOCAL_RANK_MACRO: str(worker.local_rank), INDEX_MACRO: str(index)}
-    words = tuple(_replaced(word, macros) for word in argv)
+    words = tuple(word.replace(LOCAL_RANK_MACRO, str(worker.local_rank)) for word in argv)
     variables = {name: str(value) for name, value in own.items()}
     if gpus:
         variables |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpus[index]}
     return WorkerPlan(worker.rank, worker.local_rank, index, words, {**shared, **variables})
-
-
-def _replaced(word: str, macros: Mapping[str, str]) -> str:
-    for macro, value in macros.items():
-        word = word.replace(macro, value)
-    return word

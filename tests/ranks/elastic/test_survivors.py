@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import free_port
 from tests.ranks.elastic.agent import HANG_S, Agent
 
 TRAIN = str(Path(__file__).parent / "programs" / "train.py")
 STEPS = 100
+RUN = (sys.executable, "-m", "ronde", "run")
 
 
 def training(size: int, replaces: bool = False, steps: int = STEPS, hold: Path = Path("/")) -> Agent:
@@ -232,14 +234,44 @@ def test_an_error_that_recurs_without_a_loss_ends_the_training(words: list[str])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--min-np", "2"], ["--max-restarts", "3"]], ids=["smaller", "replaced"])
 @pytest.mark.parametrize("case", [("in_barrier", "0.5"), ("after", "0")])
-def test_a_rank_that_dies_at_the_end_costs_the_others_nothing(
-    case: tuple[str, str], options: list[str], tmp_path: Path
-) -> None:
-    program = str(Path(TRAIN).with_name("dies_last.py"))
-    command = [sys.executable, "-m", "ronde", "run", "-n", "3", *options, program, *case]
+def test_a_rank_that_dies_at_the_end_costs_the_others_nothing(case: tuple[str, str], tmp_path: Path) -> None:
+    command = [*RUN, "-n", "3", "--min-np", "2", str(Path(TRAIN).with_name("dies_last.py")), *case]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    found = {line.partition("] ")[2] for line in done.stdout.splitlines()}
-    assert {"done 5 0 of 3", "done 5 2 of 3"} <= found, done.stderr
+    assert endings(done.stdout) == ["done 5 0 of 3", "done 5 2 of 3"], done.stderr
+    assert "all ranks had finished their training" in done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_of_another_node_learn_that_all_have_finished(tmp_path: Path) -> None:
+    """Rank 2 alone has not passed the last barrier when rank 1 dies; no rank trains, or ends, a second time."""
+    meeting = [
+        "--rdzv-endpoint",
+        f"127.0.0.1:{free_port('127.0.0.1')}",
+        "--nnodes",
+        "2",
+        "--max-restarts",
+        "3",
+    ]
+    variables = {**os.environ, "RONDE_JOB_KEY": "5" * 64}
+    program = [str(Path(TRAIN).with_name("dies_last.py")), "in_barrier", "1"]
+    commands = [
+        [*RUN, *meeting, "--node-rank", str(node), "-n", str(workers), *program]
+        for node, workers in enumerate((2, 1))
+    ]
+    jobs = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables, cwd=tmp_path
+        )
+        for command in commands
+    ]
+    ends = [job.communicate(timeout=HANG_S) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], ends
+    assert endings("".join(out for out, _ in ends)) == ["done 5 0 of 3", "done 5 2 of 3"], ends
+    assert not any("starting" in err or "in place" in err for _, err in ends), ends
+
+
+def endings(output: str) -> list[str]:
+    """Return the last lines of the ranks, in the order of the ranks."""
+    return sorted(line.partition("] ")[2] for line in output.splitlines())

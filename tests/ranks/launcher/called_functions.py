@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ronde
+import ronde.elastic
 
 
 def place(*args: Any, **kwargs: Any) -> tuple[int, int, tuple[Any, ...], dict[str, Any]]:
@@ -157,3 +158,21 @@ def leave_notes(folder: Path) -> None:
     Notes(folder / "call")
     atexit.register(lambda: Notes(folder / "exit"))
     threading.Thread(target=write_later).start()
+
+
+def goes_on(folder: Path) -> tuple[int, int, int]:
+    """Train until both ranks are there, after rank 1 has lost its agent; return the rank, the size and the losses."""
+
+    @ronde.elastic.run
+    def train(state: ronde.elastic.ObjectState) -> tuple[int, int]:
+        killed = folder / "killed"
+        while state.step < 20 or ronde.size() < 2:
+            if state.step == 10 and ronde.rank() == 1 and not killed.exists():
+                killed.touch()
+                os.kill(os.getppid(), signal.SIGKILL)
+            ronde.allreduce(1.0, name="x")
+            state.step += 1
+            state.commit()
+        return ronde.rank(), ronde.size()
+
+    return *train(ronde.elastic.ObjectState(step=0)), ronde.elastic.goodput().recoveries

@@ -19,6 +19,7 @@ from tests.ranks.launcher.called_functions import (
     exits,
     exits_late,
     fails_again,
+    goes_on,
     greet,
     module_path,
     one_fails,
@@ -109,6 +110,14 @@ def test_an_elastic_job_ends_when_its_workers_fail_too_often(tmp_path: Path) -> 
         )
     assert caught.value.rank == 1
     assert (tmp_path / "attempts").read_text() == "xx"
+
+
+@pytest.mark.slow
+def test_workers_of_an_elastic_job_go_on_when_a_task_loses_its_agent(tmp_path: Path) -> None:
+    messages = io.StringIO()
+    found = run(goes_on, tmp_path, min_num_proc=1, stdout=io.StringIO(), stderr=messages)
+    assert found == [(0, 2, 1), (1, 2, 0)], messages.getvalue()
+    assert "1 worker goes on in place" in messages.getvalue()
 
 
 def test_a_killed_worker_is_named() -> None:

@@ -162,8 +162,7 @@ if __name__ == "__main__":
     os.environ["PATH"] += ":" + os.path.abspath("bin")
     print(horovod.run(where, executable="another", start_timeout=7))
     both = {"use_gloo": True, "use_mpi": True}
-    for more in ({"hosts": "far:2"}, {"min_np": 1}, {"executable": "./no"}, both, {"hosts": "localhost:1"},
-                 {"host_discovery_script": "./hosts"}):
+    for more in ({"min_np": 2, "max_np": 1}, {"executable": "./no"}, both, {"hosts": "localhost:1"}):
         try:
             horovod.runner.run(work, np=2, **more)
         except ValueError as error:
@@ -181,9 +180,57 @@ def test_a_function_is_called_on_all_ranks(tmp_path: Path) -> None:
     lines = output("calls.py", folder=tmp_path).splitlines()
     assert lines[:2] == ["[(0, 3), (1, 3)]"] * 2
     assert lines[2].endswith("another', '7')]")
-    assert [line.partition(":")[0] for line in lines[3:9]] == ["ValueError"] * 6
-    assert "far is another one" in lines[3]
-    assert lines[9:] == ["1 True RuntimeError: on purpose"]
+    assert [line.partition(":")[0] for line in lines[3:7]] == ["ValueError"] * 4
+    assert lines[7:] == ["1 True RuntimeError: on purpose"]
+
+
+ELASTIC = """
+import os, signal, sys
+from pathlib import Path
+import ronde.compat
+import horovod
+
+def work(folder):
+    import ronde.torch as hvd  # what `horovod.torch` is here
+    import torch
+
+    @hvd.elastic.run
+    def train(state):
+        killed = Path(folder, "killed")
+        while state.step < 20 or hvd.size() < 2:
+            if state.step == 10 and hvd.rank() == 1 and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.allreduce(torch.ones(1), name="x")
+            state.step += 1
+            state.commit()
+        return hvd.rank(), hvd.size()
+
+    state = hvd.elastic.TorchState(step=0)
+    return (*train(state), recoveries())
+
+def recoveries():
+    import ronde.elastic
+    return ronde.elastic.goodput().recoveries
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    more = {"num_proc": 2, "min_num_proc": 1, "max_num_proc": 2}
+    if sys.argv[2] == "hosts":
+        Path(folder, "hosts.sh").write_text("#!/bin/sh\\necho localhost:1\\necho 127.0.0.1:1\\n")
+        Path(folder, "hosts.sh").chmod(0o755)
+        more |= {"host_discovery_script": folder + "/hosts.sh", "cooldown_range": [1, 2], "reset_limit": 9}
+    print(horovod.run(work, (folder,), **more))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["here", "hosts"])
+def test_a_function_survives_a_killed_worker(place: str, tmp_path: Path) -> None:
+    (tmp_path / "elastic.py").write_text(ELASTIC)
+    lines = output("elastic.py", str(tmp_path), place, folder=tmp_path).splitlines()
+    assert lines[-1] == "[(0, 2, 1), (1, 2, 0)]", "rank 0 has survived the loss, and rank 1 is new"
+    assert (tmp_path / "killed").exists()
 
 
 def test_what_is_not_there_says_so(tmp_path: Path) -> None:

@@ -10,16 +10,15 @@ The keys name the size of the world: a program may make a smaller one, in which 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ronde.errors import RondeError
 from ronde.job_key import JobKey
+from ronde.launch.agent.store_wait import StoreWait
 from ronde.launch.agent.worker_group import Absent
 from ronde.launch.loop import Loop, Order
-from ronde.net.event_queue import EventQueue
 
 if TYPE_CHECKING:
     from ronde.stores.store import Store
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["AbsenceWatch"]
 
 DELAY_NS = 1_000_000_000
-CONNECT_NS = 30 * 10**9
 FOREVER_NS = 10**18
 
 
@@ -42,7 +40,7 @@ class AbsenceWatch:
         self._key = key
         self._missed = missed
         self._address, self._size, self._absent = "", 0, Absent(0, 0)
-        self._wait: _Wait | None = None
+        self._wait: StoreWait[int] | None = None
 
     def watch_round(self, store: str, size: int, absent: Absent | None) -> None:
         """Watch this worker, instead of an earlier one.
@@ -65,8 +63,9 @@ class AbsenceWatch:
     close = stop
 
     def _begin(self) -> None:
+        find = partial(_await_waiting, size=self._size, absent=self._absent.rank)
         try:
-            self._wait = _Wait(self._address, self._key, self._size, self._absent.rank)
+            self._wait = StoreWait(self._address, self._key, find)
         except (
             OSError,
             RuntimeError,
@@ -79,55 +78,6 @@ class AbsenceWatch:
         waiting, rank = self._wait.take(), self._absent.rank
         self.stop()
         self._missed(rank, waiting)
-
-
-class _Wait:
-    """A thread that waits until a rank has come to an epoch of the world of `size` ranks to which `absent` has not."""
-
-    def __init__(self, address: str, key: JobKey, size: int, absent: int) -> None:
-        self._found: EventQueue[int] = EventQueue()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._store: Store | None = None
-        try:
-            threading.Thread(
-                target=self._run, args=(address, key, size, absent), daemon=True, name="ronde-absence"
-            ).start()
-        except RuntimeError:
-            self._found.close()
-            raise
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when a rank waits."""
-        return self._found.fileno()
-
-    def take(self) -> int:
-        """Return the rank that waits, once the descriptor is readable."""
-        return self._found.take()[0]
-
-    def close(self) -> None:
-        """End the thread."""
-        with self._lock:
-            self._closed, store = True, self._store
-        if store:
-            store.close()
-        self._found.close()
-
-    def _run(self, address: str, key: JobKey, size: int, absent: int) -> None:
-        from ronde.stores.tcp import StoreClient
-
-        try:
-            store = StoreClient(address, key, CONNECT_NS)
-            try:
-                with self._lock:
-                    if self._closed:
-                        return
-                    self._store = store
-                self._found.put(_await_waiting(store, size, absent))
-            finally:
-                store.close()
-        except (RondeError, ValueError):
-            pass  # the store is gone, and the round with it; or the watch has been closed
 
 
 def _await_waiting(store: Store, size: int, absent: int) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from ronde.job_key import JobKey
 from ronde.launch.agent.absence_watch import AbsenceWatch
+from ronde.launch.agent.completion_watch import CompletionWatch
 from ronde.launch.agent.decisions import (
     Agent,
     AgentEnd,
@@ -212,9 +213,7 @@ class AgentShell(GroupListener):
         self._plan_now: LaunchPlan | None = None  # that of the present or last workers
         self._alive = False  # whether workers run
         self._is_joining = False  # the next round
-        self._leaving = (
-            0  # the signal after which this node leaves as soon as its workers have left their world
-        )
+        self._leaving = 0  # the signal after which this node leaves when its workers have left their world
         self._wish = ""  # why this node wants another round than the present one
         self._has_continued = False  # a worker has called `ronde.elastic.run`
         self._has_refused_spares = False
@@ -240,6 +239,8 @@ class AgentShell(GroupListener):
         stack.callback(self._reserve.close)
         self._absence = AbsenceWatch(self._loop, self._key, self._note_missed)
         stack.callback(self._absence.close)
+        self._completion = CompletionWatch(self._loop, self._key, self._note_completed_elsewhere)
+        stack.callback(self._completion.close)
 
     def run(self) -> RunResult:
         """Run the job to its end, report, and return the result."""
@@ -369,6 +370,17 @@ class AgentShell(GroupListener):
         else:  # another node has lost a worker, which its agent reports
             at_ns = time.monotonic_ns() + self._config.rendezvous.silence_ns
             self._loop.set_timer(self._send_world_left, at_ns, self._send_world_left)
+            if training := group.awaited_training:  # or all ranks have finished it
+                self._completion.await_completion(round.nodes[0].store, training)
+
+    def note_completed(self, training: int) -> None:
+        """Let the nodes know whose workers have lost the others in the last barrier of the training."""
+        if self._round and len(self._round.nodes) > 1:
+            self._completion.tell(self._round.nodes[0].store, training)
+
+    def _note_completed_elsewhere(self, training: int) -> None:
+        if self._alive and self._group:
+            self._group.notify_of_completion(training)
 
     def _send_world_left(self) -> None:
         group, round = self._group, self._round
@@ -551,6 +563,7 @@ class AgentShell(GroupListener):
                 self._group.close()
         spec = self._config.worker
         self._wish, self._is_joining = "", False
+        self._completion.stop_waiting()
         self._loop.set_timer(self._send_world_left, None, self._send_world_left)
         self._round, self._alive, self._group_end = round, True, None
         policy = Policy(

@@ -19,11 +19,12 @@ __all__ = ["LivingWorker"]
 class LivingWorker:
     """One process, whatever its rank.
 
-    `since_ns`: when it started. `placed_ns`: when it got its present place. `continues`: it has said so.
-    `has_joined`: it has been in the world of a round. `has_completed`: it knows that all ranks have finished. `world`:
-    the number of the first round to which its world can belong: later than each that it has left. `places`: the rounds
-    that it has been in, with its rank in each: a message may still name an earlier one. `channel`: None if workers of
-    this job never continue. `home`: its first place among the workers of the node, whose GPU it may use.
+    `since_ns`: when it started. `placed_ns`: when it got its present place. `continues`: it has said so, and this is
+    its training of the number `trainings`, from 1. `has_joined`: it has been in the world of a round. `has_completed`:
+    it knows that all ranks have finished. `world`: the number of the first round to which its world can belong: later
+    than each that it has left. `places`: the rounds that it has been in, with its rank in each: a message may still
+    name an earlier one. `channel`: None if workers of this job never continue. `home`: its first place among the
+    workers of the node, whose GPU it may use.
     """
 
     process: GroupLeader
@@ -34,6 +35,7 @@ class LivingWorker:
     placed_ns: int = 0
     world: int = 0
     continues: bool = False
+    trainings: int = 0
     has_joined: bool = False
     has_completed: bool = False
     places: dict[int, int] = field(default_factory=dict)  # rank by round
@@ -43,6 +45,11 @@ class LivingWorker:
         """Send a message, if the worker can get one. A worker that reads nothing is not waited for."""
         if self.channel is not None:
             self.channel.send(message)
+
+    def note_continues(self) -> None:
+        """Note that it has begun a training."""
+        self.continues, self.has_completed = True, False
+        self.trainings += 1
 
     def read_messages(self) -> list[FromWorker]:
         """Return what it has sent; nothing after a message that is none."""

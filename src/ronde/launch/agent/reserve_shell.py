@@ -116,7 +116,8 @@ class ReserveShell:
         worker = self._workers[key]
         is_ready = False
         for message in worker.read_messages():
-            worker.continues = worker.continues or isinstance(message, Continues)
+            if isinstance(message, Continues):
+                worker.note_continues()
             is_ready = is_ready or isinstance(message, Awaits)
         if worker.channel is not None and worker.channel.has_ended:
             self._loop.unwatch(worker.channel.fileno())

@@ -79,9 +79,13 @@ class Worker:
     @property
     def failed_by_itself(self) -> bool:
         """Whether it failed before the agent sent it a signal."""
-        return bool(self.raised or self.missed_by or self.program) or (
-            self.returncode not in (None, 0) and not self.signum
-        )
+        died = self.returncode not in (None, 0) and not (self.signum or self.was_killed_late)
+        return bool(self.raised or self.missed_by or self.program) or died
+
+    @property
+    def was_killed_late(self) -> bool:
+        """Whether a signal killed it when all ranks had finished the training: there is nothing to recover."""
+        return self.has_completed and self.returncode is not None and self.returncode < 0 and not self.raised
 
     @property
     def exit_code(self) -> int:

@@ -36,6 +36,7 @@ Rules
    end at once, because they would wait for a new round.
 9. When all ranks have finished (`WorkerCompleted`), there is nothing to recover: a worker that came too late for this
    world, and waits in `ronde.init` for workers that have ended with exit code 0, is ended and does not count as failed.
+   Nor does one that a signal kills then, and nobody waits for workers to leave the world.
 
 Theory of operation
 
@@ -507,6 +508,8 @@ class WorkerGroup:
                 # A worker that continues after it has completed begins another training.
                 self._has_completed = worker.has_completed = not worker.has_completed
             worker.has_announced = True
+            if worker.has_completed:
+                self._straggler_end_ns = 0
             return self._check_joins(now_ns)
         if isinstance(event, WorkerAwaits):
             return self._awaits(now_ns, worker)

@@ -84,6 +84,9 @@ class GroupListener(Protocol):
     def note_world_left(self) -> None:
         """Note that a worker has left the world of a round, and waits for its place in a later one."""
 
+    def note_completed(self, training: int) -> None:
+        """Note that all ranks have finished the training of this number, as a worker of this node knows."""
+
     def note_settled(self) -> None:
         """Note that no process is left but those of workers that continue, as `stop_workers` with `keeps` has asked."""
 
@@ -194,8 +197,9 @@ class WorkerGroupShell:
     def has_left_world(self) -> bool:
         """Whether all workers that run have left the world of this round."""
         running = list(self._pids())
-        return bool(running) and all(
-            rank in self._living and self._living[rank].world > self._number for rank in running
+        waiting = [self._living[rank] for rank in running if rank in self._living]
+        return len(waiting) == len(running) > 0 and all(
+            worker.world > self._number and not worker.has_completed for worker in waiting
         )
 
     def notify_workers(self, message: RoundLost | ChangeWanted) -> None:
@@ -212,12 +216,13 @@ class WorkerGroupShell:
         for message in worker.read_messages():
             match message:
                 case Continues():
-                    worker.continues, worker.has_completed = True, False
+                    worker.note_continues()
                     self._step_group(WorkerContinues(rank))
                 case Completed(training):
                     worker.has_completed = True
                     self._step_group(WorkerCompleted(rank))
-                    self._notify_of_completion(training)
+                    self.notify_of_completion(training)
+                    self._listener.note_completed(training)
                 case Awaits(after):
                     worker.has_joined = worker.has_joined or after >= 0
                     if after >= self._number:
@@ -227,7 +232,14 @@ class WorkerGroupShell:
         if worker.channel is not None and worker.channel.has_ended:
             self._loop.unwatch(worker.channel.fileno())
 
-    def _notify_of_completion(self, training: int) -> None:
+    @property
+    def awaited_training(self) -> int:
+        """The number of the training whose world all workers that run have left without knowing its end; 0: none."""
+        waiting = [self._living[rank] for rank in self._pids() if rank in self._living]
+        numbers = {worker.trainings for worker in waiting if not worker.has_completed}
+        return numbers.pop() if len(numbers) == 1 and self.has_left_world else 0
+
+    def notify_of_completion(self, training: int) -> None:
         """Let workers that have lost the others in the last barrier of the training know that they may end."""
         for rank in self._group.survivors:
             if not self._living[rank].has_completed:
@@ -393,6 +405,9 @@ class WorkerGroupShell:
         # Without a traceback, the last output is the message itself: once is enough.
         what = _headline(error) if error and error.traceback else ""
         self._step_group(Exited(rank, returncode, blames_peer, leftovers, raised_ns, what))
+        worker = self._group.workers[rank]
+        if worker.was_killed_late and not worker.signum:
+            self._screen.tell(f"{worker.describe()}; all ranks had finished their training")
         if blames_peer:
             self._find_replaced()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from typing import Any, NoReturn
 
 from ronde.environment import environment as own_environment
@@ -24,7 +25,7 @@ from ronde.rendezvous.membership import Failure
 from ronde.stores.store import Store
 from ronde.values import PROTECTION
 
-__all__ = ["run_function", "run_packed_call"]
+__all__ = ["call_on_hosts", "run_function", "run_packed_call"]
 
 PROTECTION_VARIABLE = "RONDE_PROTECTION"
 BACKENDS_VARIABLE = "RONDE_BACKENDS"
@@ -76,6 +77,27 @@ def run_packed_call(
         return _results(placement.store, options.least, options.num_proc)
 
 
+def call_on_hosts(
+    config: LaunchConfig, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` in the workers of a job as of `ronde run -H`; return the results by rank.
+
+    All hosts of `config` find the caller's files at the same paths. Raises as `run_function`.
+    """
+    from ronde.launch.hosts.host_agents import HostAgents  # only such jobs need it
+
+    claim_standard_streams()
+    environment = own_environment()
+    with ExitStack() as stack:
+        placement = HostAgents(config, environment, pack_call(fn, args, kwargs))
+        driver = Driver(placement, environment, stack)
+        end = driver.run()
+        driver.show_rest()
+        if end.exit_code:
+            _raise_end(end, placement.store)
+        return _results(placement.store, placement.limits.min_slots, None)
+
+
 def _config(options: RunOptions) -> LaunchConfig:
     environment = {**settings_that_travel(own_environment()), **(options.env or {})}
     if options.encrypt:
@@ -124,10 +146,10 @@ def _is_secret(environment: Mapping[str, str]) -> bool:
     return bool(text) and PROTECTION.read(text, f"{PROTECTION_VARIABLE}={text!r}") == SECRET
 
 
-def _results(store: Store, least: int, most: int) -> list[Any]:
-    """Return the results by rank. An elastic job may end with fewer than `most`."""
+def _results(store: Store, least: int, most: int | None) -> list[Any]:
+    """Return the results by rank. An elastic job may end with fewer than `most` (None: any number)."""
     results: list[Any] = []
-    for rank in range(most):
+    for rank in count() if most is None else range(most):
         file = fetch_result(store, rank)
         if file is None and rank >= least:
             break
@@ -140,18 +162,25 @@ def _results(store: Store, least: int, most: int) -> list[Any]:
 
 def _raise(end: JobEnd, placement: TaskAgents, options: RunOptions) -> NoReturn:
     """Raise the exception that a failed job means for the caller."""
+    is_known = end.failure is not None or end.exit_code == INTERRUPTED
+    if placement.has_missed_start and not is_known:
+        raise TimeoutError(end.reason, operation="start", waited_ns=options.start_timeout_ns)
+    is_known = is_known or end.exit_code == USAGE_ERROR
+    _raise_end(end, placement.store, has_lost_task=not is_known and placement.has_lost_task)
+
+
+def _raise_end(end: JobEnd, store: Store, has_lost_task: bool = False) -> NoReturn:
     if end.failure is not None:
-        raise _worker_error(end.failure, placement.store)
+        raise _worker_error(end.failure, store)
     if end.exit_code == INTERRUPTED:
         raise KeyboardInterrupt
-    if placement.has_missed_start:
-        raise TimeoutError(end.reason, operation="start", waited_ns=options.start_timeout_ns)
     if end.exit_code == USAGE_ERROR:
         raise UsageError(end.reason)
-    raise WorkerError(end.reason, exit_code=end.exit_code, has_lost_task=placement.has_lost_task)
+    raise WorkerError(end.reason, exit_code=end.exit_code, has_lost_task=has_lost_task)
 
 
 def _worker_error(failure: Failure, store: Store) -> WorkerError:
+    """Return the error of a job that a worker's failure has ended, with what the worker has left in the store."""
     with ExitStack() as stack:
         file = fetch_result(store, failure.rank) if failure.exit_code == 1 else None
         if file is not None:

@@ -22,7 +22,7 @@ from ronde.launch.driver import host_health as health
 from ronde.launch.driver.agent_process import SSH, AgentProcess, ChildStreams
 from ronde.launch.driver.driver import Driver
 from ronde.launch.driver.driver_messages import Assignment, agent_command
-from ronde.launch.driver.job_store import open_store, reachable_addresses
+from ronde.launch.driver.job_store import offer_call, open_store, reachable_addresses
 from ronde.launch.driver.ring import RingPlan, plan_ring
 from ronde.launch.hosts.discovery import HostScript
 from ronde.launch.hosts.host_list import Host, describe
@@ -30,7 +30,7 @@ from ronde.launch.hosts.ssh import is_here, ssh_command, travelling
 from ronde.launch.screen import claim_standard_streams
 from ronde.net.addresses import addresses_here
 
-__all__ = ["run_hosts"]
+__all__ = ["HostAgents", "run_hosts"]
 
 SECOND = 10**9
 LAST_CALL_NS = SECOND  # hosts that start together arrive together; later ones need a new round
@@ -52,12 +52,12 @@ def run_hosts(config: LaunchConfig, environment: Mapping[str, str]) -> int:
 
 
 class HostAgents:
-    """The placement of a job on the hosts of `config`."""
+    """The placement of a job on the hosts of `config`. `call`: the packed function for the workers, if any."""
 
     is_given_by_user = True
 
-    def __init__(self, config: LaunchConfig, environment: Mapping[str, str]) -> None:
-        self._environment = environment
+    def __init__(self, config: LaunchConfig, environment: Mapping[str, str], call: bytes = b"") -> None:
+        self._environment, self._call = environment, call
         self._hosts = tuple(Host(*host) for host in config.hosts)
         self._own_addresses = addresses_here()
         self._discovery, self._ssh = config.discovery, config.ssh
@@ -86,6 +86,8 @@ class HostAgents:
                 self._rings = dict(zip(names, plan_ring(names)))
             reachable, listening = reachable_addresses(self.config, self._own_addresses, names)
         self.store, self._stores = open_store(reachable, listening, self._key, self._stack)
+        if self._call:
+            offer_call(self.store, self._call)
         if self._discovery:
             self._script = HostScript(
                 self._discovery, self._environment, driver.loop, driver.offer_hosts, driver.say
@@ -152,7 +154,7 @@ class HostAgents:
             stores=self._stores,
             directory=os.getcwd(),
             environment={} if here else travelling(self._environment),
-            has_call=False,
+            has_call=bool(self._call),
             config=config,
             ring=self._rings.get(host.name),
         )

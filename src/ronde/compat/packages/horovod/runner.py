@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ronde.compat.calls import with_horovods_words
+from ronde.environment import environment
 from ronde.errors import UsageError
 from ronde.launch.callables import ElasticLaunch
 from ronde.launch.config import LaunchConfig, Outputs, Std, WorkerSpec
-from ronde.launch.hosts.host_list import parse_hostfile, parse_hosts, place_workers
+from ronde.launch.driver.functions import call_on_hosts
+from ronde.launch.hosts.host_list import Host, parse_hostfile, parse_hosts, place_workers
 from ronde.launch.hosts.ssh import is_here
 from ronde.net.addresses import addresses_here
 
@@ -26,16 +28,25 @@ R = TypeVar("R")
 _NAMES = {"Intel": ("Intel(R) MPI",), "Spectrum": ("IBM Spectrum MPI",), "Open": ("Open MPI", "OpenRTE")}
 _NAMES["MPICH"] = ("MPICH", "HYDRA")
 
-_ELASTIC = (
-    "min_num_proc",
-    "max_num_proc",
-    "slots",
-    "reset_limit",
-    "cooldown_range",
-    "host_discovery_script",
-    "min_np",
-    "max_np",
-)
+# The arguments of `run` that describe a job on several hosts, by the option of `ronde run` with the same meaning.
+_OPTIONS = {
+    "num_proc": "-np",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "cooldown_range": "--blacklist-cooldown-range",
+    "elastic_timeout": "--elastic-timeout",
+    "hosts": "-H",
+    "hostfile": "--hostfile",
+    "host_discovery_script": "--host-discovery-script",
+    "start_timeout": "--start-timeout",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "output_filename": "--output-filename",
+    "network_interfaces": "--network-interfaces",
+}
+LOSSES = 100  # workers that an elastic job on this machine may lose, without a `reset_limit`
 
 
 def run(
@@ -66,58 +77,105 @@ def run(
     np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
+    elastic_timeout: float | None = None,
 ) -> list[R]:
-    """Call `func(*args, **kwargs)` in `num_proc` (or `np`) processes of this machine; return the results by rank.
+    """Call `func(*args, **kwargs)` in `num_proc` (or `np`) processes; return the results by rank.
 
-    Raises WorkerError, which is a RuntimeError, if one fails, and UsageError, which is a ValueError, for what only
-    Horovod can do: other machines, which `ronde run -H` reaches, and numbers of processes that change.
+    With `min_num_proc` the job goes on with fewer processes, and those that train under `horovod.torch.elastic.run`
+    keep running when others are lost. `hosts`, `hostfile` and `host_discovery_script` mean what they mean for
+    `ronde run --horovod`.
+
+    Raises WorkerError, which is a RuntimeError, if a process fails, and UsageError, which is a ValueError, for invalid
+    arguments.
     """
-    given = locals()
-    for name in ("mpi_args", *_ELASTIC):
-        if given[name] is not None:
-            raise UsageError(
-                f"horovod.run({name}=...) is not available: Ronde replaces Horovod in this process"
-            )
+    if mpi_args is not None:
+        raise UsageError("horovod.run(mpi_args=...) is not available: Ronde replaces Horovod in this process")
     if hosts is not None and hostfile is not None:
         raise UsageError("horovod.run: hosts and hostfile contradict each other: both name the hosts")
     if use_gloo and use_mpi:
         raise UsageError("horovod.run: use_gloo and use_mpi contradict each other: leave both out")
+    given = locals()
     workers = np if np is not None and num_proc == 1 else num_proc
-    _check_hosts(hosts, hostfile, workers)
-    outputs = Outputs()
-    if output_filename is not None:
-        outputs = Outputs(log_dir=output_filename, tee={-1: Std.ALL}, by_rank=True)
-    python = None if executable is None else shutil.which(executable)
-    if executable is not None and python is None:
-        raise UsageError(f"horovod.run(executable={executable!r}): no such executable program")
-    limit = {"RONDE_START_TIMEOUT": str(start_timeout)} if start_timeout else {}
-    worker = WorkerSpec(argv=(), slots=workers, environment=limit)
-    launch = ElasticLaunch(LaunchConfig(worker, outputs=outputs), func, python=python)
+    least = min_np if min_num_proc is None else min_num_proc
+    most = max_np if max_num_proc is None else max_num_proc
+    given |= {"num_proc": max(workers, least or 1), "min_num_proc": least, "max_num_proc": most}
+    listed = _read_hosts(hosts, hostfile)
+    is_here = host_discovery_script is None and _are_here(listed, given["num_proc"], least)
     with with_horovods_words():
-        results = launch(*args, **(kwargs or {}))
+        if not is_here:
+            return call_on_hosts(_config(given), func, args, kwargs or {})
+        results = _launch_here(given, func, listed)(*args, **(kwargs or {}))
     return [results[rank] for rank in sorted(results)]
 
 
-def _check_hosts(hosts: str | None, hostfile: str | None, workers: int) -> None:
-    """Raise UsageError unless all hosts are this one, and have slots for all workers."""
+def _launch_here(
+    given: Mapping[str, Any], func: Callable[..., R], listed: Sequence[Host]
+) -> ElasticLaunch[..., R]:
+    """Return what calls the function in processes of this machine. `given`: the arguments of `run`."""
+    workers, least, most = (given[name] for name in ("num_proc", "min_num_proc", "max_num_proc"))
+    restarts = 0
+    if least is not None:
+        workers = max(workers, sum(host.slots for host in listed))
+        workers = workers if most is None else min(workers, most)
+        restarts = LOSSES if given["reset_limit"] is None else given["reset_limit"]
+        if least > workers:
+            raise UsageError(f"horovod.run: min_num_proc={least} is more than max_num_proc={most}")
+    outputs = Outputs()
+    if given["output_filename"] is not None:
+        outputs = Outputs(log_dir=given["output_filename"], tee={-1: Std.ALL}, by_rank=True)
+    executable = given["executable"]
+    python = None if executable is None else shutil.which(executable)
+    if executable is not None and python is None:
+        raise UsageError(f"horovod.run(executable={executable!r}): no such executable program")
+    limit = {"RONDE_START_TIMEOUT": str(given["start_timeout"])} if given["start_timeout"] else {}
+    worker = WorkerSpec(
+        argv=(), slots=workers, min_slots=least or 0, max_restarts=restarts, environment=limit
+    )
+    return ElasticLaunch(LaunchConfig(worker, outputs=outputs), func, python=python)
+
+
+def _read_hosts(hosts: str | None, hostfile: str | None) -> Sequence[Host]:
+    """Return the hosts that the user lists; none if there is no list."""
     if hostfile is not None:
         try:
             with open(hostfile, encoding="utf-8") as file:
-                listed = parse_hostfile(file.read(), hostfile)
+                return parse_hostfile(file.read(), hostfile)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", "it is not text")
             raise UsageError(f"horovod.run: cannot read the hostfile {hostfile}: {reason}") from None
-    elif hosts is not None:
-        listed = parse_hosts(hosts)
-    else:
-        return
+    return () if hosts is None else parse_hosts(hosts)
+
+
+def _are_here(listed: Sequence[Host], workers: int, least: int | None) -> bool:
+    """Return whether all workers may run on this machine. Raises UsageError if the hosts have too few slots."""
+    if not listed:
+        return True
+    placed = place_workers(tuple(listed), workers)
     own = addresses_here()
-    for host in place_workers(listed, workers):
-        if not is_here(host.name, own):
-            raise UsageError(
-                f"horovod.run starts processes on this machine only, and {host.name} is another one: start the script "
-                "itself on all of them, by ronde run --horovod -H"
-            )
+    return all(is_here(host.name, own) for host in (placed if least is None else listed))
+
+
+def _config(given: Mapping[str, Any]) -> LaunchConfig:
+    """Return the configuration of `ronde run --horovod` with the options of these arguments."""
+    from ronde.cli.run_arguments import parse_arguments  # only such jobs need these
+    from ronde.cli.run_config import configure
+    from ronde.cli.run_here import look_at_machine
+
+    if given["executable"] is not None:
+        raise UsageError(
+            "horovod.run: executable is for this machine only: leave it out, or leave out the hosts"
+        )
+    given = {**given, "network_interfaces": given["network_interfaces"] or given["network_interface"]}
+    words = ["--horovod"]
+    for name, option in _OPTIONS.items():
+        value = given[name]
+        if value is not None:
+            many = isinstance(value, list | tuple)
+            joined = [",".join(value)] if name == "network_interfaces" and many else None
+            words += [option, *(joined or map(str, value if many else [value]))]
+    variables = environment()
+    asked = parse_arguments([*words, "function"], variables)
+    return configure(asked, (), look_at_machine(asked, variables))
 
 
 def run_commandline() -> int:
