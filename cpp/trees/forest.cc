@@ -397,23 +397,20 @@ class TreeGrower {
     }
   }
 
-  // A bin from the first to the last but one: the border behind it is next to a random value between those of the rows.
+  // A bin from the first to the last but one: the border behind it is next to a random value between the least and the
+  // largest one of the rows.
   int32_t draw_bin(uint32_t column, size_t present, RandomNumbers& random) const {
     const int32_t first = occupied_[0], last = occupied_[present - 1] - 1;
+    const double* lows = all_.lows + column * kMostBins;
+    const double* highs = all_.highs + column * kMostBins;
+    const double low = lows[first], high = highs[last + 1];
+    const double part = random.fraction(), drawn = low * (1 - part) + high * part;
+    if (!std::isfinite(drawn)) return first + static_cast<int32_t>(random.below(uint64_t(last - first + 1)));
     const double* borders = all_.by.values + all_.by.starts[column];
     const auto count = static_cast<int32_t>(all_.by.count(column)) - 1;
-    const double low = middle(borders, count, first), high = middle(borders, count, last + 1);
-    const double drawn = low + random.fraction() * (high - low);
-    if (!std::isfinite(drawn)) return first + static_cast<int32_t>(random.below(uint64_t(last - first + 1)));
     const auto bin = static_cast<int32_t>(std::lower_bound(borders, borders + count, drawn) - borders);
-    return std::clamp(drawn <= middle(borders, count, bin) ? bin - 1 : bin, first, last);
-  }
-
-  // The value in the middle of a bin. The outer bins count as wide as those beside them.
-  static double middle(const double* borders, int32_t count, int32_t bin) {
-    const double low = bin > 0 ? borders[bin - 1] : 2 * borders[0] - borders[std::min(1, count - 1)];
-    const double high = bin < count ? borders[bin] : 2 * borders[count - 1] - borders[std::max(count - 2, 0)];
-    return low / 2 + high / 2;
+    // Values of one bin stay together: the border is the nearer one of the bin's.
+    return std::clamp(drawn - lows[bin] < highs[bin] - drawn ? bin - 1 : bin, first, last);
   }
 
   // The categories in an order, that of their means or a random one: the first ones go left.

@@ -40,6 +40,10 @@ struct ForestRows {
   const double* y;          // row_count; classes are numbers from 0
   const int64_t* integers;  // row_count: y as an integer; nullptr for classes
   size_t class_count;       // 0 for numbers
+  // column_count x kMostBins: the least and the largest value of a column in each bin. Random borders are drawn between
+  // them; nullptr unless `is_extra_random`.
+  const double* lows;
+  const double* highs;
 };
 
 struct ForestRules {
