@@ -2,7 +2,8 @@
 //
 // A tree takes a sample of the rows: how often a row is drawn depends on a seed and on what the row contains, not on
 // where it is. So a row that is there twice counts as one with twice the weight. Histograms are sums of integers, and
-// are formed for the columns that a node draws. A node of few rows visits only the bins that they have.
+// are formed for the columns that a node draws. A node of few rows visits only the bins that they have. A random border
+// needs none: only the sums of the rows on one side.
 // Unlike the trees of boosting (growing.h), those of a forest are deep and have many small nodes, so that neither
 // differences of histograms nor several threads in one tree would pay.
 #pragma once
