@@ -1,23 +1,31 @@
-"""Fits of gradient boosting: Ronde's, scikit-learn's, XGBoost's and LightGBM's, with the same rows, trees and leaves.
+"""Fits of gradient boosting and forests: those of Ronde, scikit-learn, XGBoost and LightGBM, with the same rows.
 
     python benchmarks/tree_fits.py --sizes 1000x20x31 100000x50x31 1000000x28x255 --threads 2
+    python benchmarks/tree_fits.py --forests --sizes 1000x20 100000x50 --threads 1
 
-Each fit has a process of its own, and contestants take turns. A size is rows x columns x leaves. The table has the CPU
-time and the time of a fit, the time to predict 20,000 rows, and how good the probabilities of these are. With a busy
-machine, compare CPU times with one thread: those of threads that wait for each other grow with the load.
+Each fit runs in a separate process, and contestants take turns. A size is rows x columns x leaves; the trees of forests
+have no limit of leaves. The table has the CPU time and the time of a fit, the time to predict 20,000 rows, and how good
+the predictions of these are. On a busy machine, compare CPU times with one thread: those of threads that wait for each
+other grow with the load.
+
+LightGBM has no bootstrap: its trees take 63 % of the rows, the part that a bootstrap draws. Its leaves keep 20 rows,
+because its forest averages logarithms of odds, which are infinite for pure leaves.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
+import math
 import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +34,22 @@ from numpy.typing import NDArray
 
 CONTESTANTS = ("ronde", "scikit-learn", "xgboost", "lightgbm")
 TEST_ROWS = 20_000
-MEASURES = ("cpu_s", "wall_s", "predict_cpu_s", "auc", "log_loss")
+TIMES = ("cpu_s", "wall_s", "predict_cpu_s")
+FORESTS = ("random-forest", "extra-trees", "random-forest-of-numbers", "extra-trees-of-numbers")
+SIZES = ["1000x20x31", "100000x50x31", "1000000x28x255"]
+SIZES_OF_FORESTS = ["1000x20", "100000x50"]
 
 Array = NDArray[Any]
 
 
-def make_rows(rows: int, columns: int) -> tuple[Array, Array]:
-    """Return rows of numbers, float32, and two classes that depend on eight of the columns."""
+def make_rows(rows: int, columns: int, are_numbers: bool = False) -> tuple[Array, Array]:
+    """Return rows of numbers, float32, and two classes, or numbers, that depend on eight of the columns."""
     random = np.random.default_rng(0)
     data = random.normal(size=(rows, columns)).astype(np.float32)
     score = data[:, 0] * data[:, 1] + np.sin(2 * data[:, 2]) + data[:, 3] ** 2 / 2 - np.abs(data[:, 4])
     score += data[:, 5] * data[:, 6] * data[:, 7] / 2
-    return data, (score + 0.7 * random.logistic(size=rows) > score.mean()).astype(int)
+    noisy = score + 0.7 * random.logistic(size=rows)
+    return data, noisy if are_numbers else (noisy > score.mean()).astype(int)
 
 
 def model_of(contestant: str, leaves: int, steps: int, threads: int) -> Any:
@@ -67,25 +79,62 @@ def model_of(contestant: str, leaves: int, steps: int, threads: int) -> Any:
     return LGBMClassifier(n_estimators=steps, num_leaves=leaves, n_jobs=threads, verbose=-1)
 
 
-def measure(contestant: str, size: str, steps: int, threads: int) -> dict[str, float]:
-    """Return the measures of one fit in this process."""
-    from sklearn.metrics import log_loss, roc_auc_score
+def forest_of(kind: str, contestant: str, rows: int, columns: int, trees: int, threads: int) -> Any:
+    """Return a forest that is not fitted. Raises ModuleNotFoundError, and KeyError if a contestant has none."""
+    name = "ExtraTrees" if kind.startswith("extra") else "RandomForest"
+    name += "Regressor" if kind.endswith("numbers") else "Classifier"
+    if contestant == "ronde":
+        from ronde import ml
 
-    rows, columns, leaves = map(int, size.split("x"))
-    data, y = make_rows(rows + TEST_ROWS, columns)
-    model = model_of(contestant, leaves, steps, threads)
-    model_of(contestant, 4, 1, threads).fit(data[:500], y[:500])  # loads libraries
+        return getattr(ml, name)(trees)
+    if contestant == "scikit-learn":
+        from sklearn import ensemble
+
+        return getattr(ensemble, name)(trees, n_jobs=threads)
+    if contestant != "lightgbm":
+        raise KeyError(contestant)
+    import lightgbm
+
+    drawn = 1.0 if kind.endswith("numbers") else max(1, int(math.sqrt(columns))) / columns
+    return getattr(lightgbm, "LGBMRegressor" if kind.endswith("numbers") else "LGBMClassifier")(
+        boosting_type="rf",
+        n_estimators=trees,
+        num_leaves=min(131072, max(2, rows // 20)),
+        subsample=0.632,
+        subsample_freq=1,
+        colsample_bynode=drawn,
+        extra_trees=kind.startswith("extra"),
+        n_jobs=threads,
+        verbose=-1,
+    )
+
+
+def measure(contestant: str, size: str, options: argparse.Namespace) -> dict[str, float]:
+    """Return the measures of one fit in this process."""
+    kind, steps, threads = options.kind, options.steps, options.threads
+    rows, columns, *leaves = map(int, size.split("x"))
+    are_numbers = kind.endswith("numbers")
+    data, y = make_rows(rows + TEST_ROWS, columns, are_numbers)
+    if kind == "boosting":
+        model, other = model_of(contestant, leaves[0], steps, threads), model_of(contestant, 4, 1, threads)
+    else:
+        model, other = (forest_of(kind, contestant, rows, columns, trees, threads) for trees in (steps, 1))
+    other.fit(data[:500], y[:500])  # loads libraries
     began_cpu_s, began_s = cpu_s(), time.perf_counter()
     model.fit(data[:rows], y[:rows])
     fitted_cpu_s, fitted_s = cpu_s(), time.perf_counter()
-    probabilities = model.predict_proba(data[rows:])[:, 1]
-    return {
-        "cpu_s": fitted_cpu_s - began_cpu_s,
-        "wall_s": fitted_s - began_s,
-        "predict_cpu_s": cpu_s() - fitted_cpu_s,
-        "auc": float(roc_auc_score(y[rows:], probabilities)),
-        "log_loss": float(log_loss(y[rows:], probabilities)),
-    }
+    predicted = model.predict(data[rows:]) if are_numbers else model.predict_proba(data[rows:])[:, 1]
+    times = (fitted_cpu_s - began_cpu_s, fitted_s - began_s, cpu_s() - fitted_cpu_s)
+    return {**dict(zip(TIMES, times)), **qualities(y[rows:], predicted, are_numbers)}
+
+
+def qualities(y: Array, predicted: Array, are_numbers: bool) -> dict[str, float]:
+    """Return how good predicted numbers, or probabilities of the second class, are."""
+    from sklearn.metrics import log_loss, r2_score, roc_auc_score, root_mean_squared_error
+
+    if are_numbers:
+        return {"r2": float(r2_score(y, predicted)), "rmse": float(root_mean_squared_error(y, predicted))}
+    return {"auc": float(roc_auc_score(y, predicted)), "log_loss": float(log_loss(y, predicted))}
 
 
 def cpu_s() -> float:
@@ -94,9 +143,11 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure_apart(contestant: str, size: str, options: argparse.Namespace) -> dict[str, float] | None:
-    """Return the measures of a fit in a process of its own; None: the contestant is not installed."""
-    arguments = ["--one", contestant, "--sizes", size, "--steps", str(options.steps)]
+def measure_apart(
+    contestant: str, kind: str, size: str, options: argparse.Namespace
+) -> dict[str, float] | None:
+    """Return the measures of a fit in another process; None: the contestant is not installed, or has no such fit."""
+    arguments = ["--one", contestant, "--kind", kind, "--sizes", size, "--steps", str(options.steps)]
     done = subprocess.run(
         [sys.executable, __file__, *arguments, "--threads", str(options.threads)],
         env={**os.environ, "OMP_NUM_THREADS": str(options.threads)},
@@ -105,29 +156,31 @@ def measure_apart(contestant: str, size: str, options: argparse.Namespace) -> di
         check=False,
         timeout=options.timeout_s,
     )
-    if done.returncode and "ModuleNotFoundError" not in done.stderr:
+    is_absent = "ModuleNotFoundError" in done.stderr or f"KeyError: '{contestant}'" in done.stderr
+    if done.returncode and not is_absent:
         raise RuntimeError(f"the fit of {contestant} failed:\n{done.stderr}")
     return None if done.returncode else dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def compare(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Print a table for each size, and return its rows."""
+def compare(options: argparse.Namespace, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """Print a table for each kind and size, and return its rows."""
     records = []
-    for size in options.sizes:
+    for kind, size in itertools.product(kinds, options.sizes):
         found: dict[str, list[dict[str, float]]] = {name: [] for name in options.contestants}
         for _ in range(options.rounds):
             for name in options.contestants:
-                if (result := measure_apart(name, size, options)) is not None:
+                if (result := measure_apart(name, kind, size, options)) is not None:
                     found[name].append(result)
-        print(f"\n{size} (rows x columns x leaves), {options.steps} trees, {options.threads} threads")
-        print(f"{'':14}" + "".join(f"{name:>15}" for name in MEASURES))
+        measures = [*TIMES, *(("r2", "rmse") if kind.endswith("numbers") else ("auc", "log_loss"))]
+        print(f"\n{kind}: {size} (rows x columns x leaves), {options.steps} trees, {options.threads} threads")
+        print(f"{'':14}" + "".join(f"{name:>15}" for name in measures))
         for name, results in found.items():
             if not results:
-                print(f"{name:14}  not installed")
+                print(f"{name:14}  not installed, or has no such fit")
                 continue
-            medians = {key: statistics.median(each[key] for each in results) for key in MEASURES}
-            print(f"{name:14}" + "".join(f"{medians[key]:15.4g}" for key in MEASURES), flush=True)
-            records.append({"size": size, "contestant": name, **medians})
+            medians = {key: statistics.median(each[key] for each in results) for key in measures}
+            print(f"{name:14}" + "".join(f"{medians[key]:15.4g}" for key in measures), flush=True)
+            records.append({"kind": kind, "size": size, "contestant": name, **medians})
     return records
 
 
@@ -135,7 +188,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="+", default=["1000x20x31", "100000x50x31", "1000000x28x255"])
+    parser.add_argument(
+        "--forests", nargs="*", choices=FORESTS, help="forests, all four or those named, not boosting"
+    )
+    parser.add_argument(
+        "--sizes", nargs="+", help=f"({' '.join(SIZES)}; of forests {' '.join(SIZES_OF_FORESTS)})"
+    )
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=CONTESTANTS)
     parser.add_argument("--steps", type=int, default=100, help="trees of a fit (100)")
     parser.add_argument("--threads", type=int, default=2)
@@ -143,15 +201,19 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=1800, help="of a fit (1800)")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--kind", choices=("boosting", *FORESTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
-        print(json.dumps(measure(options.one, options.sizes[0], options.steps, options.threads)))
+        print(json.dumps(measure(options.one, options.sizes[0], options)))
         return
-    records = compare(options)
+    are_forests = options.forests is not None
+    options.sizes = options.sizes or (SIZES_OF_FORESTS if are_forests else SIZES)
+    records = compare(options, (options.forests or FORESTS) if are_forests else ["boosting"])
     if options.csv:
         with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ["size", "contestant", *MEASURES])
+            qualities_of_all = ("auc", "log_loss", "r2", "rmse")
+            writer = csv.DictWriter(file, ["kind", "size", "contestant", *TIMES, *qualities_of_all])
             writer.writeheader()
             writer.writerows(records)
 

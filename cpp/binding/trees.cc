@@ -18,6 +18,7 @@
 #include "trees/growing.h"
 #include "trees/leaves.h"
 #include "trees/prediction.h"
+#include "trees/ranking.h"
 #include "trees/shap.h"
 
 namespace ronde {
@@ -135,11 +136,28 @@ SumOverTasks summing_by(const nb::object& function) {
   };
 }
 
+// Returns how many groups of columns there are; 0 of none.
+size_t checked_groups(const std::optional<Flat<const int64_t>>& starts,
+                      const std::optional<Flat<const int32_t>>& columns, size_t column_count) {
+  if (!starts || !columns) return 0;
+  const size_t count = starts->shape(0) - 1;
+  check(starts->shape(0) > 1 && starts->data()[0] == 0 &&
+            starts->data()[count] == static_cast<int64_t>(columns->shape(0)),
+        "groups of columns");
+  for (size_t g = 0; g < count; ++g) check(starts->data()[g] <= starts->data()[g + 1], "groups of columns");
+  for (size_t i = 0; i < columns->shape(0); ++i) {
+    check(columns->data()[i] >= 0 && static_cast<size_t>(columns->data()[i]) < column_count, "columns of groups");
+  }
+  return count;
+}
+
 size_t grow(const Flat<const uint8_t>& binned, const Flat<const double>& values, const Flat<const int64_t>& starts,
             const Flat<const uint8_t>& is_categorical, const Flat<const int64_t>& integers, double gradient_scale,
             double hessian_scale, uint64_t rows_of_all_tasks, size_t most_leaves, size_t most_depth, int64_t least_rows,
             double least_hessian, double least_gain, double l1, double l2, size_t columns_of_node, bool is_extra_random,
-            uint64_t seed, const std::optional<Flat<const int8_t>>& monotone, const nb::object& sum_over_tasks,
+            uint64_t seed, const std::optional<Flat<const int8_t>>& monotone,
+            const std::optional<Flat<const int64_t>>& group_starts,
+            const std::optional<Flat<const int32_t>>& group_columns, const nb::object& sum_over_tasks,
             const Flat<int32_t>& column, const Flat<int32_t>& bin, const Flat<int32_t>& left,
             const Flat<uint8_t>& missing_left, const Table<uint64_t>& categories, const Flat<double>& gain,
             const Flat<int64_t>& count, const Table<double>& bounds, const Table<int64_t>& rows,
@@ -154,6 +172,7 @@ size_t grow(const Flat<const uint8_t>& binned, const Flat<const double>& values,
             rows.shape(0) == room && rows.shape(1) == 2,
         "nodes");
   check(least_rows > 0 && columns_of_node > 0, "rules");
+  const size_t groups = checked_groups(group_starts, group_columns, column_count);
   const Packing packing = Packing::of(rows_of_all_tasks);
   const TreeRows all{binned_rows, bins, integers.data(), packing, gradient_scale, hessian_scale, rows_of_all_tasks};
   const TreeRules rules{most_leaves,
@@ -166,7 +185,10 @@ size_t grow(const Flat<const uint8_t>& binned, const Flat<const double>& values,
                         columns_of_node,
                         is_extra_random,
                         seed,
-                        pointer(monotone, column_count)};
+                        pointer(monotone, column_count),
+                        groups ? group_starts->data() : nullptr,
+                        groups ? group_columns->data() : nullptr,
+                        groups};
   const TreeNodes nodes{column.data(), bin.data(),   left.data(),   missing_left.data(), categories.data(),
                         gain.data(),   count.data(), bounds.data(), rows.data()};
   const SumOverTasks sum = summing_by(sum_over_tasks);
@@ -295,6 +317,22 @@ void add_contributions(const Flat<const int32_t>& column, const Flat<const int32
   add_shap_values(trees, counts.data(), rows, bins, contributions.data(), score_count, crew);
 }
 
+void derive_groups(const Flat<const double>& y, const Flat<const double>& scores, const Flat<const int64_t>& starts,
+                   size_t truncation, const Flat<double>& gradients, const Flat<double>& hessians,
+                   const Flat<double>& losses, size_t threads) {
+  const size_t row_count = y.shape(0), group_count = losses.shape(0);
+  check(scores.shape(0) == row_count && gradients.shape(0) == row_count && hessians.shape(0) == row_count, "rows");
+  check(starts.shape(0) == group_count + 1 && starts.data()[0] == 0 &&
+            starts.data()[group_count] == static_cast<int64_t>(row_count) && row_count <= UINT32_MAX,
+        "groups");
+  for (size_t g = 0; g < group_count; ++g) check(starts.data()[g] < starts.data()[g + 1], "groups");
+  for (size_t row = 0; row < row_count; ++row) check(y.data()[row] >= 0 && y.data()[row] <= 31, "relevances");
+  const RankedGroups groups{y.data(), scores.data(), starts.data(), group_count, truncation};
+  const ReleaseGil released;
+  Crew crew(threads);
+  derive_ranking(groups, gradients.data(), hessians.data(), losses.data(), crew);
+}
+
 // The rows of a forest; raises UsageError unless the arrays match.
 size_t checked_columns(const Flat<const uint8_t>& bins, size_t row_count, size_t column_count) {
   check(bins.shape(0) == column_count * row_count && row_count < size_t{1} << 27, "bytes of columns");
@@ -337,7 +375,9 @@ nb::list grow_trees_of_forest(const Flat<const uint8_t>& bins, const Flat<const 
                               size_t class_count, int criterion, size_t most_leaves, size_t most_depth,
                               int64_t least_rows, int64_t least_split, double least_weight, double least_decrease,
                               double unit, size_t columns_of_node, bool is_extra_random,
-                              const Flat<const uint64_t>& seeds, size_t threads) {
+                              const std::optional<Flat<const double>>& lows,
+                              const std::optional<Flat<const double>>& highs, const Flat<const uint64_t>& seeds,
+                              size_t threads) {
   const Draws draws = checked_draws(identities, firsts, repeats, rate);
   const Bins by = checked_bins(values, starts, is_categorical);
   const size_t row_count = checked_columns(bins, draws.row_count, is_categorical.shape(0));
@@ -347,8 +387,12 @@ nb::list grow_trees_of_forest(const Flat<const uint8_t>& bins, const Flat<const 
   for (size_t row = 0; class_count > 0 && row < row_count; ++row) {
     check(y.data()[row] >= 0 && y.data()[row] < static_cast<double>(class_count), "classes");
   }
-  const ForestRows rows{bins.data(),    row_count, is_categorical.shape(0),      by,         draws,
-                        weights.data(), y.data(),  pointer(integers, row_count), class_count};
+  check(!is_extra_random || (lows && highs), "values of bins");
+  const size_t places = is_categorical.shape(0) * kMostBins;
+  const ForestRows rows{
+      bins.data(),           row_count, is_categorical.shape(0),      by,          draws,
+      weights.data(),        y.data(),  pointer(integers, row_count), class_count, pointer(lows, places),
+      pointer(highs, places)};
   const ForestRules rules{static_cast<Criterion>(criterion),
                           most_leaves,
                           most_depth,
@@ -409,6 +453,7 @@ void bind_trees(nb::module_& module) {
   define(module, "tree_sum_leaves", &sum_of_leaves);
   define(module, "tree_add_values", &add_leaf_values);
   define(module, "tree_count_bytes", &count_leaf_bytes);
+  define(module, "tree_derive_groups", &derive_groups);
   define(module, "tree_predict", &predict_scores);
   define(module, "tree_find_leaves", &leaves_of_rows);
   define(module, "tree_add_shap_values", &add_contributions);

@@ -64,7 +64,9 @@ struct Data {
                           weights.data(),
                           y.data(),
                           are_classes ? nullptr : integers.data(),
-                          are_classes ? size_t{2} : size_t{0}};
+                          are_classes ? size_t{2} : size_t{0},
+                          nullptr,
+                          nullptr};
     const ForestRules rules{are_classes ? Criterion::kGini : Criterion::kSquared, 0, 100, 1, 2, 0, 0, 1, 2, false};
     const std::vector<uint64_t> seeds{3, 1, 4, 1, 5};
     Crew crew(threads);

@@ -17,6 +17,7 @@
 #include "trees/growing.h"
 #include "trees/leaves.h"
 #include "trees/prediction.h"
+#include "trees/ranking.h"
 #include "trees/shap.h"
 
 namespace ronde {
@@ -94,7 +95,7 @@ struct Task {
     const Bins bins = data.bins();
     const TreeRows rows{{binned.data(), count, kColumns}, bins, integers.data(), packing, packing.most_gradient / 20,
                         packing.most_hessian / 20,        kRows};
-    const TreeRules rules{kLeaves, 100, 20, 1e-3, 0, 0, 1, kColumns, false, 3, nullptr};
+    const TreeRules rules{kLeaves, 100, 20, 1e-3, 0, 0, 1, kColumns, false, 3, nullptr, nullptr, nullptr, 0};
     Crew crew(threads);
     nodes = grow_tree(rows, rules, sum,
                       {column.data(), bin.data(), left.data(), missing_left.data(), categories.data(), gain.data(),
@@ -257,6 +258,39 @@ void test_derivatives_are_slopes() {
 }
 
 // No thread can start: its stack would be larger than the address space.
+void test_derivatives_of_a_ranking() {
+  constexpr size_t kQueries = 60;
+  std::mt19937_64 generator(28);
+  std::normal_distribution<double> normal;
+  std::vector<int64_t> starts{0};
+  std::vector<double> y, scores;
+  for (size_t query = 0; query < kQueries; ++query) {
+    const size_t count = 1 + generator() % 30;
+    for (size_t i = 0; i < count; ++i) {
+      y.push_back(static_cast<double>(generator() % 4));
+      scores.push_back(normal(generator));
+    }
+    starts.push_back(static_cast<int64_t>(y.size()));
+  }
+  std::vector<double> gradients[2], hessians[2], losses[2];
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    for (auto* numbers : {&gradients[i], &hessians[i]}) numbers->resize(y.size());
+    losses[i].resize(kQueries);
+    Crew crew(1 + 2 * i);
+    derive_ranking({y.data(), scores.data(), starts.data(), kQueries, 10}, gradients[i].data(), hessians[i].data(),
+                   losses[i].data(), crew);
+  }
+  CHECK(gradients[0] == gradients[1] && hessians[0] == hessians[1] && losses[0] == losses[1]);
+  for (size_t query = 0; query < kQueries; ++query) {
+    double sum = 0;
+    for (auto row = static_cast<size_t>(starts[query]); row < static_cast<size_t>(starts[query + 1]); ++row) {
+      sum += gradients[0][row];
+      CHECK(hessians[0][row] >= 0);
+    }
+    CHECK(std::abs(sum) < 1e-9 && losses[0][query] >= 0 && losses[0][query] < 1);
+  }
+}
+
 void test_a_crew_without_threads_does_the_work() {
   pthread_attr_t usual, huge;
   CHECK(pthread_getattr_default_np(&usual) == 0 && pthread_getattr_default_np(&huge) == 0);
@@ -298,6 +332,7 @@ int main() {
   ronde::test_predictions_are_the_values_of_the_leaves();
   ronde::test_shap_values_add_up_to_predictions();
   ronde::test_derivatives_are_slopes();
+  ronde::test_derivatives_of_a_ranking();
   ronde::test_a_crew_without_threads_does_the_work();
   ronde::test_roots_out_of_range_are_not_trees();
   ronde::test_a_task_without_rows_has_a_tree();

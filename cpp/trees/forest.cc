@@ -22,7 +22,9 @@ namespace {
 constexpr size_t kMostDraws = 15;         // of a row: more have a probability of 1e-14 at most
 constexpr size_t kRowsOfWholeScan = 256;  // of a node: with fewer, the bins that rows have are noted
 constexpr size_t kRowsAtOnce = 8192;
-constexpr size_t kPrefetched = 16;  // rows ahead
+constexpr size_t kSums = 4;
+constexpr size_t kRowsOfSeveralSums = 128;  // of a node
+constexpr size_t kPrefetched = 16;          // rows ahead
 
 // What random numbers are below if a row is drawn at most so often.
 std::array<uint64_t, kMostDraws> draw_borders(double rate) {
@@ -91,6 +93,7 @@ class ClassTargets {
     return {row, static_cast<uint32_t>(all.y[row]), words_.of(weight)};
   }
   void add(const Row& row, int64_t* sums) const { sums[row.number] += row.word; }
+  void add_if(bool is_wanted, const Row& row, int64_t* sums) const { sums[row.number] += is_wanted ? row.word : 0; }
   bool has(const int64_t* sums) const {
     return std::any_of(sums, sums + stride_, [](int64_t word) { return word != 0; });
   }
@@ -159,6 +162,10 @@ class NumberTargets {
     sums[0] += row.word;
     sums[1] += words_.weight(row.word) * row.number;
   }
+  void add_if(bool is_wanted, const Row& row, int64_t* sums) const {
+    sums[0] += is_wanted ? row.word : 0;
+    sums[1] += is_wanted ? words_.weight(row.word) * row.number : 0;
+  }
   bool has(const int64_t* sums) const { return sums[0] != 0; }
   bool is_pure(std::span<const Row> rows) const {
     return std::all_of(rows.begin(), rows.end(), [&](const Row& row) { return row.number == rows[0].number; });
@@ -197,10 +204,12 @@ class TreeGrower {
         node_sums_(stride_),
         left_(stride_),
         right_(stride_),
+        several_(kSums * stride_),
         columns_(all.column_count) {
     std::iota(columns_.begin(), columns_.end(), 0u);
     take_sample();
     rights_.resize(sample_.size());
+    if (rules.is_extra_random) codes_.resize(sample_.size());
     sum_rows({0, sample_.size(), 0, {}});
     whole_ = targets_.part(node_sums_.data()).weight;
   }
@@ -302,6 +311,7 @@ class TreeGrower {
 
   // Returns whether the rows of the node have more than one bin of the column.
   bool offer_column(Node& node, uint32_t column, RandomNumbers& random) {
+    if (rules_.is_extra_random && !all_.by.is_categorical[column]) return offer_random_border(node, column, random);
     const size_t missing = all_.by.count(column);
     fill_histogram(node, column);
     const bool has_missing = occupied_count_ > 0 && occupied_[occupied_count_ - 1] == missing;
@@ -311,7 +321,7 @@ class TreeGrower {
       if (all_.by.is_categorical[column]) {
         scan_categories(node, column, random);
       } else {
-        scan_numbers(node, column, present, has_missing, random);
+        scan_numbers(node, column, present, has_missing);
       }
     }
     for (size_t i = 0; i < occupied_count_; ++i) {
@@ -369,51 +379,83 @@ class TreeGrower {
     return true;
   }
 
-  void scan_numbers(Node& node, uint32_t column, size_t present, bool has_missing, RandomNumbers& random) {
+  void scan_numbers(Node& node, uint32_t column, size_t present, bool has_missing) {
     // A border lies behind an occupied bin. With missing values there is one more, behind the last one.
-    size_t first = 0, last = has_missing ? present : present - 1;
-    int32_t random_bin = -1;
-    if (rules_.is_extra_random && present > 1) {
-      random_bin = draw_bin(column, present, random);
-      first = static_cast<size_t>(std::upper_bound(occupied_.begin(),
-                                                   occupied_.begin() + static_cast<std::ptrdiff_t>(present),
-                                                   static_cast<uint16_t>(random_bin)) -
-                                  occupied_.begin()) -
-              1;
-      last = first + 1;
-    }
+    const size_t last = has_missing ? present : present - 1;
     for (const bool missing_left : {false, true}) {
       if (missing_left && !has_missing) return;
       std::fill(left_.begin(), left_.end(), 0);
       if (missing_left) add_left(occupied_[present]);
       for (size_t i = 0; i < last; ++i) {
         add_left(occupied_[i]);
-        if (i < first || !consider(node, column)) continue;
+        if (!consider(node, column)) continue;
         const int32_t bin = occupied_[i];
         const int32_t next = i + 1 < present ? occupied_[i + 1] : bin + 1;
-        node.split.bin = random_bin >= 0 ? random_bin : (bin + next - 1) / 2;
+        node.split.bin = (bin + next - 1) / 2;
         if (has_missing) node.split.missing_left = missing_left;
       }
     }
   }
 
-  // A bin from the first to the last but one: the border behind it is next to a random value between those of the rows.
-  int32_t draw_bin(uint32_t column, size_t present, RandomNumbers& random) const {
-    const int32_t first = occupied_[0], last = occupied_[present - 1] - 1;
-    const double* borders = all_.by.values + all_.by.starts[column];
-    const auto count = static_cast<int32_t>(all_.by.count(column)) - 1;
-    const double low = middle(borders, count, first), high = middle(borders, count, last + 1);
-    const double drawn = low + random.fraction() * (high - low);
-    if (!std::isfinite(drawn)) return first + static_cast<int32_t>(random.below(uint64_t(last - first + 1)));
-    const auto bin = static_cast<int32_t>(std::lower_bound(borders, borders + count, drawn) - borders);
-    return std::clamp(drawn <= middle(borders, count, bin) ? bin - 1 : bin, first, last);
+  // One border needs no histogram: the least and the largest bin of the rows, and the sums of the rows below it.
+  // Returns as offer_column().
+  bool offer_random_border(Node& node, uint32_t column, RandomNumbers& random) {
+    const uint8_t* bins = all_.bins + column * all_.row_count;
+    const std::span<const Row> rows = rows_of(node);
+    const auto missing = static_cast<uint8_t>(all_.by.count(column));
+    uint8_t first = missing, last = 0;
+    bool has_missing = false;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (i + kPrefetched < rows.size()) __builtin_prefetch(bins + rows[i + kPrefetched].row);
+      const uint8_t bin = bins[rows[i].row];
+      codes_[i] = bin;
+      has_missing |= bin == missing;
+      first = std::min(first, bin);
+      last = std::max(last, bin == missing ? uint8_t{0} : bin);
+    }
+    if (first == missing || (first == last && !has_missing)) return false;
+    const int32_t border = first < last ? draw_bin(column, first, last, random) : first;
+    std::fill(left_.begin(), left_.end(), 0);
+    add_rows_if(rows, [this, border](size_t i) { return codes_[i] <= border; });
+    for (const bool missing_left : {false, true}) {
+      if (missing_left && !has_missing) break;
+      if (missing_left) add_rows_if(rows, [this, missing](size_t i) { return codes_[i] == missing; });
+      if (!consider(node, column)) continue;
+      node.split.bin = border;
+      if (has_missing) node.split.missing_left = missing_left;
+    }
+    return true;
   }
 
-  // The value in the middle of a bin. The outer bins count as wide as those beside them.
-  static double middle(const double* borders, int32_t count, int32_t bin) {
-    const double low = bin > 0 ? borders[bin - 1] : 2 * borders[0] - borders[std::min(1, count - 1)];
-    const double high = bin < count ? borders[bin] : 2 * borders[count - 1] - borders[std::max(count - 2, 0)];
-    return low / 2 + high / 2;
+  // Adds some of the rows to `left_`. Rows next to each other go to different sums, so that none waits for another.
+  template <class Condition>
+  void add_rows_if(std::span<const Row> rows, Condition is_wanted) {
+    size_t i = 0;
+    if (rows.size() >= kRowsOfSeveralSums) {
+      std::fill(several_.begin(), several_.end(), 0);
+      for (; i + kSums <= rows.size(); i += kSums) {
+        for (size_t k = 0; k < kSums; ++k)
+          targets_.add_if(is_wanted(i + k), rows[i + k], several_.data() + k * stride_);
+      }
+      for (size_t k = 0; k < several_.size(); ++k) left_[k % stride_] += several_[k];
+    }
+    for (; i < rows.size(); ++i) targets_.add_if(is_wanted(i), rows[i], left_.data());
+  }
+
+  // A bin from the first to the last but one: the border behind it is next to a random value between the least and the
+  // largest one of the rows.
+  int32_t draw_bin(uint32_t column, int32_t first, int32_t largest, RandomNumbers& random) const {
+    const int32_t last = largest - 1;
+    const double* lows = all_.lows + column * kMostBins;
+    const double* highs = all_.highs + column * kMostBins;
+    const double low = lows[first], high = highs[largest];
+    const double part = random.fraction(), drawn = low * (1 - part) + high * part;
+    if (!std::isfinite(drawn)) return first + static_cast<int32_t>(random.below(uint64_t(last - first + 1)));
+    const double* borders = all_.by.values + all_.by.starts[column];
+    const auto count = static_cast<int32_t>(all_.by.count(column)) - 1;
+    const auto bin = static_cast<int32_t>(std::lower_bound(borders, borders + count, drawn) - borders);
+    // Values of one bin stay together: the border is the nearer one of the bin's.
+    return std::clamp(drawn - lows[bin] < highs[bin] - drawn ? bin - 1 : bin, first, last);
   }
 
   // The categories in an order, that of their means or a random one: the first ones go left.
@@ -490,7 +532,8 @@ class TreeGrower {
   const Targets targets_;
   const size_t stride_;
   std::vector<Row> sample_, rights_;
-  std::vector<int64_t> histogram_, node_sums_, left_, right_;
+  std::vector<uint8_t> codes_;  // bins of the rows of a node
+  std::vector<int64_t> histogram_, node_sums_, left_, right_, several_;
   std::array<uint16_t, kMostBins> occupied_;
   size_t occupied_count_ = 0;
   std::vector<uint32_t> columns_;

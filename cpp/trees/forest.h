@@ -2,7 +2,8 @@
 //
 // A tree takes a sample of the rows: how often a row is drawn depends on a seed and on what the row contains, not on
 // where it is. So a row that is there twice counts as one with twice the weight. Histograms are sums of integers, and
-// are formed for the columns that a node draws. A node of few rows visits only the bins that they have.
+// are formed for the columns that a node draws. A node of few rows visits only the bins that they have. A random border
+// needs none: only the sums of the rows on one side.
 // Unlike the trees of boosting (growing.h), those of a forest are deep and have many small nodes, so that neither
 // differences of histograms nor several threads in one tree would pay.
 #pragma once
@@ -40,6 +41,10 @@ struct ForestRows {
   const double* y;          // row_count; classes are numbers from 0
   const int64_t* integers;  // row_count: y as an integer; nullptr for classes
   size_t class_count;       // 0 for numbers
+  // column_count x kMostBins: the least and the largest value of a column in each bin. Random borders are drawn between
+  // them; nullptr unless `is_extra_random`.
+  const double* lows;
+  const double* highs;
 };
 
 struct ForestRules {

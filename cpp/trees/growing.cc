@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <queue>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -61,6 +62,7 @@ struct Node {
   Sums sums;
   double low = -kInfinity, high = kInfinity;
   Split split;
+  std::vector<uint32_t> groups;  // those with all columns on the path; not of the root
   std::unique_ptr<int64_t[]> histogram;
 };
 
@@ -269,7 +271,7 @@ class Grower {
 
   // Sets the split that gains most, if one gains enough.
   void find_split(Node& node, size_t number) {
-    choose_columns(number);
+    choose_columns(node, number);
     const auto body = [&](size_t i) { best_[i] = best_of_column(node, columns_[i], number); };
     if (layout_.bins() >= kBinsForThreads) {
       crew_.run(columns_.size(), body);
@@ -282,19 +284,44 @@ class Grower {
   }
 
   // Sets columns_, ascending.
-  void choose_columns(size_t number) {
-    const size_t count = all_.rows.column_count;
-    if (columns_.empty() || rules_.columns_of_node < count) {
-      columns_.resize(count);
-      std::iota(columns_.begin(), columns_.end(), size_t{0});
+  void choose_columns(const Node& node, size_t number) {
+    const bool is_restricted = rules_.group_starts != nullptr && node.depth > 0;
+    const size_t all = all_.rows.column_count;
+    if (columns_.empty() || rules_.columns_of_node < all || rules_.group_starts != nullptr) {
+      columns_.clear();
+      for (size_t c = 0; !is_restricted && c < all; ++c) columns_.push_back(c);
+      for (const uint32_t group : node.groups) {
+        const std::span<const int32_t> some = columns_of(group);
+        columns_.insert(columns_.end(), some.begin(), some.end());
+      }
+      std::sort(columns_.begin(), columns_.end());
+      columns_.erase(std::unique(columns_.begin(), columns_.end()), columns_.end());
     }
-    if (rules_.columns_of_node >= count) return;
+    const size_t count = columns_.size();
+    const size_t chosen = std::max<size_t>(1, rules_.columns_of_node * count / all);
+    if (chosen >= count) return;
     const uint64_t seed = mixed(rules_.seed, number);
-    for (size_t i = 0; i < rules_.columns_of_node; ++i) {
-      std::swap(columns_[i], columns_[i + mixed(seed, i) % (count - i)]);
-    }
-    columns_.resize(rules_.columns_of_node);
+    for (size_t i = 0; i < chosen; ++i) std::swap(columns_[i], columns_[i + mixed(seed, i) % (count - i)]);
+    columns_.resize(chosen);
     std::sort(columns_.begin(), columns_.end());
+  }
+
+  std::span<const int32_t> columns_of(uint32_t group) const {
+    const int64_t* start = rules_.group_starts + group;
+    return {rules_.group_columns + start[0], rules_.group_columns + start[1]};
+  }
+
+  // The groups of a node's parts.
+  std::vector<uint32_t> remaining_groups(const Node& node) const {
+    std::vector<uint32_t> remaining;
+    if (rules_.group_starts == nullptr) return remaining;
+    const size_t count = node.depth == 0 ? rules_.group_count : node.groups.size();
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t group = node.depth == 0 ? static_cast<uint32_t>(i) : node.groups[i];
+      const std::span<const int32_t> columns = columns_of(group);
+      if (std::binary_search(columns.begin(), columns.end(), node.split.column)) remaining.push_back(group);
+    }
+    return remaining;
   }
 
   // What a split of the node has to gain more than: rounding at random lets equal rows seem to differ.
@@ -413,11 +440,13 @@ class Grower {
     lefts_[parent] = static_cast<int32_t>(left);
     Node& node = nodes[parent];
     const size_t border = partition(node);
+    const std::vector<uint32_t> groups = remaining_groups(node);
     for (const size_t side : {size_t{0}, size_t{1}}) {
       Node& part = nodes[left + side];
       part.begin = side == 0 ? node.begin : border;
       part.end = side == 0 ? border : node.end;
       part.depth = node.depth + 1;
+      part.groups = groups;
       part.sums = side == 0 ? node.split.left : node.sums - node.split.left;
       part.low = node.low;
       part.high = node.high;

@@ -30,6 +30,11 @@ struct TreeRules {
   bool is_extra_random;    // whether each column offers one random border only
   uint64_t seed;
   const int8_t* monotone;  // column_count: the sign of the slope; nullptr: any
+  // Columns that may be on one path from the root to a leaf together. A path whose columns are all in some groups goes
+  // on with the columns of these.
+  const int64_t* group_starts;   // group_count + 1; nullptr: all columns may be together
+  const int32_t* group_columns;  // of each group, ascending; every column is in a group
+  size_t group_count;
 };
 
 struct TreeRows {

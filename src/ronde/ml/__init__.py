@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ronde.ml.topics.latent_dirichlet_allocation import LatentDirichletAllocation
     from ronde.ml.trees.foreign_models import load_lightgbm, load_xgboost
     from ronde.ml.trees.gradient_boosting import GradientBoostingClassifier, GradientBoostingRegressor
+    from ronde.ml.trees.gradient_boosting_ranker import GradientBoostingRanker
     from ronde.ml.trees.random_forest import (
         ExtraTreesClassifier,
         ExtraTreesRegressor,
@@ -40,6 +41,7 @@ __all__ = [
     "ExtraTreesClassifier",
     "ExtraTreesRegressor",
     "GradientBoostingClassifier",
+    "GradientBoostingRanker",
     "GradientBoostingRegressor",
     "History",
     "KMeans",
@@ -60,7 +62,7 @@ __all__ = [
 ]
 
 # The estimators of rows and where they are. Files of saved estimators may name these classes, those of
-# `TEXT_ESTIMATORS`, and no others.
+# `TEXT_ESTIMATORS` and `RANKERS`, and no others.
 ESTIMATORS = {
     "ElasticNet": "ronde.ml.linear.coordinate_descent",
     "ExtraTreesClassifier": "ronde.ml.trees.random_forest",
@@ -82,9 +84,14 @@ ESTIMATORS = {
 
 TEXT_ESTIMATORS = {"Word2Vec": "ronde.ml.words.word2vec"}  # whose X are sentences
 
+RANKERS = {
+    "GradientBoostingRanker": "ronde.ml.trees.gradient_boosting_ranker"
+}  # which need the query of each row
+
 _LAZY = {
     **ESTIMATORS,
     **TEXT_ESTIMATORS,
+    **RANKERS,
     "History": "ronde.ml.history",
     "load": "ronde.ml.saving",
     "load_lightgbm": "ronde.ml.trees.foreign_models",

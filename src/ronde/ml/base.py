@@ -38,7 +38,6 @@ ADVICE = {
     "selection": ONE_METHOD,
 }
 BOOSTING = {
-    "interaction_cst": "a split may use all columns: use scikit-learn's HistGradientBoosting for such constraints",
     "n_estimators": "the number of steps is `max_iter`",
 }
 FOREST = {
@@ -53,6 +52,7 @@ ADVICE_OF = {
         "perp_tol": "a fit takes `max_iter` steps, unless a callback ends it: leave it out",
     },
     "GradientBoostingClassifier": BOOSTING,
+    "GradientBoostingRanker": {**BOOSTING, "group": "rows of a query are named by `qid` in `fit`"},
     "GradientBoostingRegressor": BOOSTING,
     "LinearSVC": {"loss": "the loss is the squared hinge: leave it out"},
     "LogisticRegression": {

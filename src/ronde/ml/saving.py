@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sklearn.utils.metadata_routing import MetadataRequest
 
 from ronde.errors import UsageError
-from ronde.ml import ESTIMATORS, TEXT_ESTIMATORS
+from ronde.ml import ESTIMATORS, RANKERS, TEXT_ESTIMATORS
 from ronde.ml.fitted_forms import find_wrong_attribute
 from ronde.ml.history import History
 from ronde.trusted_files import create_anew
@@ -182,7 +182,7 @@ def _estimator(description: Any, arrays: ArrayReader) -> Any:
             "load it with the version that saved it, or a newer one"
         )
     name = description["class"]
-    known = ESTIMATORS | TEXT_ESTIMATORS
+    known = ESTIMATORS | TEXT_ESTIMATORS | RANKERS
     if not isinstance(name, str) or name not in known:
         raise UsageError(f"its class is {name!r}: expected one of {', '.join(sorted(known))}")
     kind = getattr(importlib.import_module(known[name]), name)

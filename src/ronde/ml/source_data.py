@@ -36,7 +36,7 @@ __all__ = [
 Array = NDArray[Any]
 Parts = dict[str, Any]
 
-PARTS = ("X", "y", "sample_weight")
+PARTS = ("X", "y", "sample_weight", "qid")
 ClassWeights = tuple[Array, Array]  # the classes, sorted, and the sum of the rows' weights of each
 
 
@@ -152,7 +152,7 @@ def checked_parts(parts: Parts, X_is_finite: bool = True) -> Parts:
     """
     if unknown := set(parts) - set(PARTS):
         raise ValueError(
-            f"the rows have the parts {sorted(unknown)}: expected X, and perhaps y and sample_weight"
+            f"the rows have the parts {sorted(unknown)}: expected X, and perhaps y, sample_weight and qid"
         )
     for name, part in parts.items():
         if part.dtype.kind == "c":

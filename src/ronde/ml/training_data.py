@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
-from sklearn.utils import check_array
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
@@ -126,6 +126,7 @@ def training_data(
     y: Any = NO_TARGET,
     sample_weight: Any = None,
     *,
+    qid: Any = None,
     reset: bool = True,
     are_classes: bool = False,
     **options: Any,
@@ -134,15 +135,19 @@ def training_data(
 
     `X`: may be a source, whose rows have y and weights, too, or what `as_rows` turns into one; `y`: `NO_TARGET` if the
     estimator has none.
+    `qid`: of a ranking, the query of each row; its runs of equal ones become numbers from 0, or the name of a column.
     `reset`: False for a later `partial_fit`. `are_classes`: whether y consists of classes. `options`: of scikit-learn's
     `validate_data`, for example `accept_sparse="csr"`.
 
     Raises ValueError and TypeError, with scikit-learn's messages.
     """
     has_target = y is not NO_TARGET
-    X, given, sample_weight = as_rows(X, y=y if has_target else None, sample_weight=sample_weight)
+    named = {} if qid is None else {"qid": qid}
+    X, given, sample_weight, *queries = as_rows(
+        X, y=y if has_target else None, sample_weight=sample_weight, **named
+    )
     if is_source(X) or is_located(X):
-        others = (given, sample_weight)
+        others = (given, sample_weight, *queries)
         return _data_of_source(estimator, X, has_target, are_classes, reset, others, options)
     options = {"dtype": FLOATS, "order": "C", **options}
     if has_target:
@@ -152,6 +157,8 @@ def training_data(
     if is_sparse(rows["X"]):
         rows["X"] = without_duplicates(rows["X"])
     X = rows["X"]
+    if queries:
+        rows["qid"] = _numbers_of_runs(queries[0], X)
     total_weight, class_weights = float(X.shape[0]), None
     if sample_weight is not None:
         weights = _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
@@ -160,6 +167,13 @@ def training_data(
         check_classification_targets(rows["y"])
         class_weights = weights_by_class(rows)
     return TrainingData(rows, X.shape[0], X.shape[1], X.dtype, total_weight, class_weights)
+
+
+def _numbers_of_runs(qid: Any, X: Any) -> Any:
+    """Return the number of the run of equal values of each row, int64. Raises ValueError."""
+    qid = column_or_1d(qid)
+    check_consistent_length(X, qid)
+    return np.cumsum(np.append(False, qid[1:] != qid[:-1]), dtype=np.int64)
 
 
 def _data_of_source(
@@ -172,7 +186,9 @@ def _data_of_source(
     options: Mapping[str, Any],
 ) -> TrainingData:
     if any(other is not None for other in others):
-        raise ValueError("X is a source of rows, and y or sample_weight is not None: its rows contain them")
+        raise ValueError(
+            "X is a source of rows, and y, sample_weight or qid is not None: its rows contain them"
+        )
     is_finite = options.get("ensure_all_finite", True) is True
     if not is_finite and hasattr(source, "with_missing_values"):
         source = source.with_missing_values("X")

@@ -125,20 +125,19 @@ def arrays_problem(value: Any, kinds: Mapping[str, str], two_axes: Sequence[str]
     return None
 
 
-def hashed_rows(seed: int, rows: range) -> Array:
-    """Return a random uint64 number for each row, that of `mixed` in cpp/trees/gradients.h."""
+def hashed_rows(seed: int, numbers: Array) -> Array:
+    """Return a random uint64 number for each number of a row, that of `mixed` in cpp/trees/gradients.h."""
     with np.errstate(over="ignore"):
-        x = np.uint64(seed) + np.arange(rows.start + 1, rows.stop + 1, dtype=np.uint64) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
+        x = np.uint64(seed) + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def chosen_rows(seed: int, rows: range, fraction: float) -> Array:
-    """Return for each row whether it is chosen, with this probability."""
-    return hashed_rows(seed, rows) < np.uint64(min(fraction, 1 - 2.0**-53) * 2.0**64)
+def chosen_rows(seed: int, rows: range | Array, fraction: float) -> Array:
+    """Return for each number of a row whether this is chosen, with this probability."""
+    numbers = np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+    return hashed_rows(seed, numbers) < np.uint64(min(fraction, 1 - 2.0**-53) * 2.0**64)
 
 
 def sample_size(num_columns: int) -> int:

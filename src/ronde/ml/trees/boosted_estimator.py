@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -86,6 +87,7 @@ class GradientBoosting(DistributedEstimator):
         "max_bins": [Interval(Integral, 2, 255, closed="both")],
         "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
         "monotonic_cst": ["array-like", dict, None],
+        "interaction_cst": [list, tuple, StrOptions({"pairwise", "no_interactions"}), None],
         "warm_start": ["boolean"],
         "early_stopping": [StrOptions({"auto"}), "boolean"],
         "scoring": [StrOptions({"loss"})],
@@ -299,6 +301,7 @@ class GradientBoosting(DistributedEstimator):
             l2=float(self.l2_regularization),
             column_fraction=float(self.max_features),
             monotone=self._monotone(data.num_features),
+            interactions=self._interactions(data.num_features),
         )
         if tree.monotone is not None and loss.score_count > 1:
             raise ValueError("monotonic constraints are not supported for multiclass classification.")
@@ -348,6 +351,28 @@ class GradientBoosting(DistributedEstimator):
                 raise ValueError("monotonic_cst must be an array-like of -1, 0 or 1")
             signs[:] = given
         return signs if signs.any() else None
+
+    def _interactions(self, columns: int) -> tuple[Array, Array] | None:
+        """Return the groups of columns as of `TreeRules`. Columns that none names are another group."""
+        if self.interaction_cst is None:
+            return None
+        if self.interaction_cst == "no_interactions":
+            groups = [[column] for column in range(columns)]
+        elif self.interaction_cst == "pairwise":
+            groups = [list(pair) for pair in combinations(range(columns), 2)] or [[0]]
+        else:
+            groups = [self._group(each) for each in self.interaction_cst]
+            rest = set(range(columns)).difference(*groups)
+            groups += [sorted(rest)] if rest else []
+        starts = np.cumsum([0, *map(len, groups)], dtype=np.int64)
+        return starts, np.concatenate([np.array(each, np.int32) for each in groups])
+
+    def _group(self, names: Any) -> list[int]:
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise ValueError(
+                f"interaction_cst has {names!r}: expected a list of columns for each group, such as [[0, 1], [2]]"
+            )
+        return sorted(set(self._numbers_of(list(names), "interaction_cst")))
 
     def _encoded(self, X: Any) -> tuple[Any, dict[str, Array]]:
         """Return a data frame with numbers in place of categories, and these; anything else as it is, and none.

@@ -8,7 +8,7 @@ same bits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,7 @@ from ronde.ml.trees.growing import (
     tree_seed,
 )
 from ronde.ml.trees.losses import BoostingLoss, OwnLoss, derive_own
+from ronde.ml.trees.queries import TaskQueries, task_queries
 from ronde.ml.trees.trees import Tree, add_predictions, joined_trees, thread_count
 from ronde.types import Max
 
@@ -99,6 +100,7 @@ class BoostedTask:
     scores: Array
     gradients: Array
     hessians: Array
+    queries: TaskQueries | None  # of a ranking
 
 
 class BoostingStep:
@@ -136,7 +138,8 @@ class BoostingStep:
         """Return what the task has before the first step, or after its trees so far."""
         rules, loss, state = self._rules, self._rules.loss, c.state
         rows, y, block_starts = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed + SAMPLE)
-        is_held = self._held_rows(c, rows, len(y))
+        queries = self._queries(c, y) if loss.truncation else None
+        is_held = self._held_rows(c, rows, len(y)) if queries is None else _rows_of_held(queries, len(y))
         weights = np.ones(len(y)) if rows.weights is None else rows.weights
         used = weights if is_held is None else np.where(is_held, 0.0, weights)
         sums = self._sums(c, block_starts, used, weights, y)
@@ -152,7 +155,10 @@ class BoostingStep:
             scores,
             np.zeros_like(scores),
             np.zeros_like(scores),
+            queries,
         )
+        if queries is not None:
+            task.total, task.held_total = (~queries.is_held).sum(), queries.is_held.sum()
         if state.baseline is None:
             state.baseline = self._baseline(c, task, sums)
         scores += state.baseline
@@ -177,6 +183,17 @@ class BoostingStep:
         )
         c.reduce_in_place(found)
         return is_held.astype(np.uint8) if found.all() else None
+
+    def _queries(self, c: IterationStep, y: Array) -> TaskQueries:
+        """Return the queries, of which some are held out whole."""
+        qid = [np.asarray(block.qid) for block in c.blocks] if c.is_streamed else [np.asarray(c.data.qid)]
+        queries = task_queries(c, np.concatenate(qid) if qid else np.empty(0, np.int64), y)
+        fraction = self._rules.held_fraction
+        if fraction:
+            is_held = chosen_rows(self._rules.seed + HELD, queries.starts[:-1], fraction)
+            if is_held.any() and not is_held.all():
+                queries = replace(queries, is_held=is_held)
+        return queries
 
     def _sums(self, c: IterationStep, block_starts: Array, used: Array, weights: Array, y: Array) -> Array:
         """Return the sums for `BoostingLoss.baseline`, and the weight of rows held out, over all tasks."""
@@ -217,7 +234,12 @@ class BoostingStep:
     def _derive(self, c: IterationStep, task: BoostedTask) -> None:
         """Compute the derivatives of the loss at the scores, and append the losses to the state."""
         loss = self._rules.loss
-        losses = _derive_own(task, loss.own) if loss.own is not None else self._derive_natively(c, task)
+        if task.queries is not None:
+            losses = _derive_ranking(c, task, task.queries, loss.truncation)
+        elif loss.own is not None:
+            losses = _derive_own(task, loss.own)
+        else:
+            losses = self._derive_natively(c, task)
         sums = _sum_by_blocks(c, list(losses))
         c.state.losses.append(float(sums[0]) / task.total)
         if task.is_held is not None:
@@ -371,6 +393,29 @@ def _derive_own(task: BoostedTask, own: OwnLoss) -> Array:
         task.gradients[rows, 0], task.hessians[rows, 0] = gradients, hessians
         sums.append(losses)
     return np.array(sums).reshape(-1, 2)
+
+
+def _rows_of_held(queries: TaskQueries, count: int) -> Array | None:
+    return queries.rows_of(queries.is_held, count).astype(np.uint8) if queries.is_held.any() else None
+
+
+def _derive_ranking(c: IterationStep, task: BoostedTask, queries: TaskQueries, truncation: int) -> Array:
+    """Return the sums of the losses of each block, of queries that count and of those held out.
+
+    The loss of a query counts in the block of its first row.
+    """
+    gradients, hessians = task.gradients[:, 0], task.hessians[:, 0]  # one score: these are contiguous
+    own, found = queries.derive(
+        c, task.y, task.scores[:, 0], truncation, gradients, hessians, task.rows.threads
+    )
+    count = len(task.block_starts) - 1
+    places = queries.starts[own] - queries.first_row
+    blocks = np.searchsorted(task.block_starts, places, side="right") - 1
+    is_held = queries.is_held[own]
+    sums = [
+        np.bincount(blocks, np.where(counts, found, 0.0), count)[:count] for counts in (~is_held, is_held)
+    ]
+    return np.stack(sums, axis=1)
 
 
 def _sum_by_blocks(c: IterationStep, by_block: Sequence[Array]) -> Array:

@@ -10,6 +10,7 @@ from ronde.ml.fitted_forms import find_wrong_attribute
 from ronde.ml.history import History
 from ronde.ml.trees.foreign_trees import ForeignModel
 from ronde.ml.trees.gradient_boosting import GradientBoostingClassifier, GradientBoostingRegressor
+from ronde.ml.trees.gradient_boosting_ranker import GradientBoostingRanker
 from ronde.ml.trees.lightgbm_text import read_lightgbm
 from ronde.ml.trees.xgboost_json import read_xgboost
 
@@ -28,7 +29,7 @@ def load_xgboost(path: str | os.PathLike[str]) -> Any:
         path: The file, in JSON, with trees ("gbtree" or "dart"). It may be from a stranger.
 
     Returns:
-        A `GradientBoostingClassifier` or `GradientBoostingRegressor`, as the objective says.
+        A `GradientBoostingClassifier`, `GradientBoostingRegressor` or `GradientBoostingRanker`, as the objective says.
 
     Raises:
         UsageError: The file is damaged or in another format, its objective or its trees are of a kind that Ronde does
@@ -49,7 +50,7 @@ def load_lightgbm(path: str | os.PathLike[str]) -> Any:
         path: The file, in text. It may be from a stranger.
 
     Returns:
-        A `GradientBoostingClassifier` or `GradientBoostingRegressor`, as the objective says.
+        A `GradientBoostingClassifier`, `GradientBoostingRegressor` or `GradientBoostingRanker`, as the objective says.
 
     Raises:
         UsageError: As of `load_xgboost`.
@@ -64,8 +65,10 @@ def _estimator(model: ForeignModel, path: str | os.PathLike[str]) -> Any:
     except (UsageError, OverflowError) as error:
         raise UsageError(f"{os.fspath(path)} cannot be read as a model of {model.library}: {error}") from None
     params = {**model.params, "max_iter": attributes["n_iter_"]}
-    estimator: GradientBoostingClassifier | GradientBoostingRegressor
-    if model.classes:
+    estimator: GradientBoostingClassifier | GradientBoostingRanker | GradientBoostingRegressor
+    if params["loss"] == "ranking":
+        estimator = GradientBoostingRanker(max_iter=params["max_iter"])
+    elif model.classes:
         estimator = GradientBoostingClassifier(**{**params, "loss": "log_loss"})
     else:
         estimator = GradientBoostingRegressor(**params)

@@ -22,12 +22,14 @@ from ronde.ml.trees.bins import Bins
 from ronde.ml.trees.boosting import read_rows
 from ronde.ml.trees.growing import BinnedTask, tree_seed
 from ronde.ml.trees.trees import NODE_KINDS, Tree, add_predictions, joined_trees, thread_count
+from ronde.types import Max, Min
 
 __all__ = ["ForestReport", "ForestRules", "ForestStep", "check_forest_rows", "first_forest_state"]
 
 Array = NDArray[Any]
 
 MOST_ROWS = (1 << 27) - 1  # each task has the bins of all
+MOST_BINS = 256  # of a column, with that of missing values
 MOST_DEPTH = 1 << 40  # of a tree without a limit
 MOST_DRAWS = 16  # of a row for a tree, with 1 to spare (cpp/trees/forest.cc)
 MOST_REPEATS = 64  # a weight that is a whole number up to this one stands for that many rows
@@ -114,6 +116,8 @@ class ForestTask:
         weights: int64, of one draw of each row.
         integers: int64, y of numbers as integers; None for classes.
         unit: What an impurity of integers is multiplied by.
+        ranges: The least and the largest value of each column in each bin, float64 of shape (columns * 256,); None
+            unless borders are drawn.
     """
 
     own: BinnedTask
@@ -124,6 +128,7 @@ class ForestTask:
     weights: Array
     integers: Array | None
     unit: float
+    ranges: tuple[Array, Array] | None
 
 
 class ForestStep:
@@ -180,7 +185,8 @@ class ForestStep:
             repeats,
             self._rate(int(repeats.sum())),
         )
-        return ForestTask(own, len(y), columns, all_y, draws, integer_weights, integers, unit)
+        ranges = _ranges(c, own) if rules.is_extra_random else None
+        return ForestTask(own, len(y), columns, all_y, draws, integer_weights, integers, unit, ranges)
 
     def _rate(self, units: int) -> float:
         """Return how often each row is drawn for a tree, in the mean; 0: each is taken once."""
@@ -211,6 +217,7 @@ class ForestStep:
             task.unit,
             rules.columns_of_node,
             rules.is_extra_random,
+            *(task.ranges or (None, None)),
             seeds,
             max(1, min(len(numbers), cores // c.tasks_here)),
         )
@@ -233,6 +240,27 @@ class ForestStep:
             trees += is_out
         means = np.divide(sums, trees[:, None], out=np.full_like(sums, np.nan), where=trees[:, None] > 0)
         return np.concatenate(c.gather(means))
+
+
+def _ranges(c: IterationStep, own: BinnedTask) -> tuple[Array, Array]:
+    """Return the least and the largest value of each column in each bin, over the rows of all tasks with a weight.
+
+    Infinite where there are none.
+    """
+    columns = own.bins.num_columns
+    lows, highs = np.full((columns, MOST_BINS), np.inf), np.full((columns, MOST_BINS), -np.inf)
+    binned, at = _as_columns(own.binned, len(c.row_range), columns), 0
+    for X in (block.X for block in c.blocks) if c.is_streamed else [c.data.X]:
+        rows = np.arange(at, at + len(X))
+        is_used = np.ones(len(X), bool) if own.weights is None else own.weights[rows] > 0
+        for column in np.flatnonzero(~own.bins.is_categorical.astype(bool)).tolist():
+            values, places = X[is_used, column].astype(np.float64), binned[column, rows[is_used]]
+            np.fmin.at(lows[column], places, values)
+            np.fmax.at(highs[column], places, values)
+        at += len(X)
+    c.reduce_in_place(lows, Min)
+    c.reduce_in_place(highs, Max)
+    return lows.reshape(-1), highs.reshape(-1)
 
 
 def _as_columns(binned: Array, num_rows: int, num_columns: int) -> Array:

@@ -59,6 +59,9 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
             those of a data frame whose dtype is of categories). They are numbers from 0; in data frames also texts.
         monotonic_cst: 1 for each column with which the prediction may not fall, -1 for one with which it may not rise,
             0 for others; or a dict with these by name.
+        interaction_cst: Groups of columns, by number or name: the columns on a path from the root to a leaf are all in
+            one group; columns that no group names are another one. "pairwise": any two columns; "no_interactions": one
+            column; None: any.
         warm_start: Whether a second fit keeps the trees of the first, and adds others.
         early_stopping: Whether the fit ends when the loss does not fall any more ("auto": with more than 10,000 rows).
         validation_fraction: Which part of the rows is held out for that (None: none is; the loss of all rows counts).
@@ -105,6 +108,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         max_bins: int = 255,
         categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
+        interaction_cst: Any = None,
         warm_start: bool = False,
         early_stopping: bool | str = "auto",
         scoring: str = "loss",
@@ -128,6 +132,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         )
         self.l2_regularization, self.max_features, self.max_bins = l2_regularization, max_features, max_bins
         self.categorical_features, self.monotonic_cst = categorical_features, monotonic_cst
+        self.interaction_cst = interaction_cst
         self.warm_start, self.early_stopping, self.scoring = warm_start, early_stopping, scoring
         self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
         self.random_state, self.subsample, self.l1_regularization = random_state, subsample, l1_regularization
@@ -203,7 +208,7 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         class_weight: A factor of the rows' weights for each class, as a dict; "balanced": classes weigh the same.
         learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf: As of `GradientBoostingRegressor`.
         l2_regularization, l1_regularization, min_hessian_leaf, min_gain: The same.
-        max_features, subsample, max_bins, categorical_features, monotonic_cst: The same.
+        max_features, subsample, max_bins, categorical_features, monotonic_cst, interaction_cst: The same.
         warm_start, early_stopping, scoring, validation_fraction, n_iter_no_change, tol: The same.
         random_state, on, verbose: The same.
 
@@ -242,6 +247,7 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         max_bins: int = 255,
         categorical_features: Any = "from_dtype",
         monotonic_cst: Any = None,
+        interaction_cst: Any = None,
         warm_start: bool = False,
         early_stopping: bool | str = "auto",
         scoring: str = "loss",
@@ -265,6 +271,7 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         )
         self.l2_regularization, self.max_features, self.max_bins = l2_regularization, max_features, max_bins
         self.categorical_features, self.monotonic_cst = categorical_features, monotonic_cst
+        self.interaction_cst = interaction_cst
         self.warm_start, self.early_stopping, self.scoring = warm_start, early_stopping, scoring
         self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
         self.random_state, self.class_weight, self.subsample = random_state, class_weight, subsample

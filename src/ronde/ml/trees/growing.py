@@ -55,6 +55,8 @@ class TreeRules:
         column_fraction: How many of the columns are drawn for each node.
         is_extra_random: Whether each column offers one random border.
         monotone: int8, the sign of the slope of each column; None: any.
+        interactions: Which columns may be on one path together: where each group of columns begins and the last one
+            ends, int64, and the columns, int32, ascending in each group. None: all.
     """
 
     max_leaves: int | None = 31
@@ -67,6 +69,7 @@ class TreeRules:
     column_fraction: float = 1.0
     is_extra_random: bool = False
     monotone: Array | None = None
+    interactions: tuple[Array, Array] | None = None
 
     def most_leaves(self, num_rows: int) -> int:
         """Return how many leaves a tree of so many rows can have, at least 2."""
@@ -182,6 +185,7 @@ def grow_tree(
         rules.is_extra_random,
         seed,
         rules.monotone,
+        *(rules.interactions or (None, None)),
         c.reduce_in_place if c.num_tasks > 1 else None,
         *nodes.values(),
         bounds,

@@ -37,6 +37,7 @@ OBJECTIVES = {
     "tweedie": "tweedie",
     "logistic": "binary sigmoid:1",
     "softmax": "multiclass num_class:{scores}",
+    "ranking": "lambdarank",
     "own": "custom",
 }
 LOSSES = {
@@ -47,8 +48,8 @@ LOSSES = {
     "poisson": "poisson",
     "gamma": "gamma",
     "tweedie": "tweedie",
-    "lambdarank": "squared_error",  # the regressor has the scores
-    "rank_xendcg": "squared_error",  # the regressor has the scores
+    "lambdarank": "ranking",
+    "rank_xendcg": "ranking",
     # whose predictions are the sums of trees, too
     "fair": "squared_error",
     "mape": "squared_error",

@@ -18,6 +18,7 @@ __all__ = [
     "BoostingLoss",
     "OwnLoss",
     "derive_own",
+    "ranking_loss",
     "regression_loss",
     "softmax_loss",
 ]
@@ -44,6 +45,7 @@ class BoostingLoss:
         least_target: Targets are not smaller.
         excludes_least: Nor that small.
         own: The function of a user's loss.
+        truncation: Of LambdaRank: how many rows of a query, the first ones by score, count; 0: another loss.
     """
 
     number: int
@@ -56,6 +58,7 @@ class BoostingLoss:
     least_target: float = -np.inf
     excludes_least: bool = False
     own: OwnLoss | None = None
+    truncation: int = 0
 
     def baseline(self, sums: Array) -> Array:
         """Return the first scores, without a quantile.
@@ -94,6 +97,12 @@ class BoostingLoss:
 
 
 LOGISTIC = BoostingLoss(5)
+
+
+def ranking_loss(truncation: int) -> BoostingLoss:
+    """Return the loss of LambdaRank: 1 - NDCG of the first rows of each query."""
+    return BoostingLoss(-1, truncation=truncation)
+
 
 POISSON = BoostingLoss(3, is_log=True, least_target=0)
 

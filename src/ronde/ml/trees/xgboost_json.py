@@ -33,6 +33,7 @@ OBJECTIVES = {
     "squared_error": ("reg:squarederror", 0.0),
     "absolute_error": ("reg:squarederror", 0.0),  # which has the same predictions: the sum of the trees
     "quantile": ("reg:squarederror", 0.0),
+    "ranking": ("rank:ndcg", 0.0),
     "huber": ("reg:squarederror", 0.0),
     "own": ("reg:squarederror", 0.0),
     "poisson": ("count:poisson", 1.0),
@@ -55,9 +56,9 @@ LOSSES = {
     "binary:logitraw": "logistic",
     "multi:softprob": "softmax",
     "multi:softmax": "softmax",
-    "rank:ndcg": "squared_error",  # the regressor has the scores
-    "rank:pairwise": "squared_error",  # the regressor has the scores
-    "rank:map": "squared_error",  # the regressor has the scores
+    "rank:ndcg": "ranking",
+    "rank:pairwise": "ranking",
+    "rank:map": "ranking",
 }
 LOGARITHMS = ("poisson", "gamma", "tweedie")
 MANY = 1 << 20  # so many times a sum of hessians is rounded to a whole number

@@ -483,3 +483,38 @@ def test_shap_values_are_those_of_the_definition() -> None:
     assert mean == pytest.approx(rows[""])
     assert one == pytest.approx((rows["0"] - rows[""] + 3 - with_1) / 2)
     assert zero == pytest.approx((with_1 - rows[""] + 3 - rows["0"]) / 2)
+
+
+def columns_of_paths(model: Any) -> set[frozenset[int]]:
+    """Return which columns the paths from a root to a leaf have."""
+    trees = model.trees_
+    paths = {int(root): frozenset[int]() for root in trees["roots"][:-1]}
+    found = set()
+    owners = np.repeat(trees["roots"][:-1], np.diff(trees["roots"]))
+    for node, column in enumerate(trees["column"].tolist()):
+        if column < 0:
+            found.add(paths[node])
+            continue
+        left = int(owners[node] + trees["left"][node])
+        paths[left] = paths[left + 1] = paths[node] | {column}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("constraint", "groups"),
+    [
+        ([[0, 1], [3]], [{0, 1}, {3}, {2, 4}]),
+        ([(0, 1), (1, 2), range(2, 5)], [{0, 1}, {1, 2}, {2, 3, 4}]),
+        ("no_interactions", [{column} for column in range(5)]),
+    ],
+)
+def test_columns_on_a_path_are_in_one_group(constraint: Any, groups: Any) -> None:
+    model = GradientBoostingRegressor(max_iter=10, interaction_cst=constraint, max_features=0.8).fit(X, Y)
+    paths = columns_of_paths(model)
+    assert all(any(path <= group for group in groups) for path in paths)
+    assert max(map(len, paths)) == max(map(len, groups))
+
+
+def test_pairwise_interactions() -> None:
+    model = GradientBoostingRegressor(max_iter=10, interaction_cst="pairwise").fit(X, Y)
+    assert max(map(len, columns_of_paths(model))) == 2

@@ -1,0 +1,169 @@
+"""`GradientBoostingRanker`: a sum of trees that ranks the rows of each query."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils._param_validation import Interval
+
+from ronde.ml.base import fitting
+from ronde.ml.linear.linear_model import float_targets
+from ronde.ml.training_data import training_data
+from ronde.ml.trees.boosted_estimator import GradientBoosting
+from ronde.ml.trees.losses import ranking_loss
+from ronde.ml.trees.queries import check_queries, ndcg_of_queries, query_starts, relevance_problem
+
+__all__ = ["GradientBoostingRanker"]
+
+Array = NDArray[Any]
+
+
+class GradientBoostingRanker(GradientBoosting):
+    """A sum of trees whose order of the rows of each query has a high NDCG: LambdaRank.
+
+        model = GradientBoostingRanker(max_iter=200, on="local:2").fit(X, relevances, qid=queries)
+
+    The gain of a row of relevance y is 2**y - 1, and the discount at rank r, from 1, is 1 / log2(1 + r). The model has
+    the same bits for any number of tasks and threads.
+
+    Args:
+        ndcg_at: How many rows of a query, the first ones by score, count: for the loss, and for the default of `score`.
+            Pairs of rows count if at least one of them is among these.
+        learning_rate, max_iter, max_leaf_nodes, max_depth, min_samples_leaf: As of `GradientBoostingRegressor`.
+        l2_regularization, l1_regularization, min_hessian_leaf, min_gain: The same.
+        max_features, subsample, max_bins, categorical_features, monotonic_cst, interaction_cst: The same.
+        warm_start, early_stopping, scoring, n_iter_no_change, tol: The same.
+        validation_fraction: Which part of the queries is held out for early stopping (None: none is).
+        random_state, on, verbose: The same.
+
+    Attributes:
+        n_iter_: The number of steps.
+        train_score_: The mean NDCG, less 1, before the first step and after each; queries without a relevant row count
+            with NDCG 1.
+        validation_score_: That of queries held out; empty if none are.
+        feature_importances_: How much the splits of each column lower the loss, with the sum 1.
+        history_: A `History` with `step`, `loss` (1 - NDCG), and `validation_loss` if queries are held out.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **GradientBoosting._parameter_constraints,
+        "ndcg_at": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    loss = "ranking"
+
+    def __init__(
+        self,
+        *,
+        ndcg_at: int = 30,
+        learning_rate: float = 0.1,
+        max_iter: int = 100,
+        max_leaf_nodes: int | None = 31,
+        max_depth: int | None = None,
+        min_samples_leaf: int = 20,
+        l2_regularization: float = 0.0,
+        max_features: float = 1.0,
+        max_bins: int = 255,
+        categorical_features: Any = "from_dtype",
+        monotonic_cst: Any = None,
+        interaction_cst: Any = None,
+        warm_start: bool = False,
+        early_stopping: bool | str = "auto",
+        scoring: str = "loss",
+        validation_fraction: float | None = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-7,
+        random_state: Any = None,
+        subsample: float = 1.0,
+        l1_regularization: float = 0.0,
+        min_hessian_leaf: float = 1e-3,
+        min_gain: float = 0.0,
+        on: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.ndcg_at = ndcg_at
+        self.learning_rate, self.max_iter = learning_rate, max_iter
+        self.max_leaf_nodes, self.max_depth = max_leaf_nodes, max_depth
+        self.min_samples_leaf = min_samples_leaf
+        self.l2_regularization, self.max_features, self.max_bins = l2_regularization, max_features, max_bins
+        self.categorical_features, self.monotonic_cst = categorical_features, monotonic_cst
+        self.interaction_cst = interaction_cst
+        self.warm_start, self.early_stopping, self.scoring = warm_start, early_stopping, scoring
+        self.validation_fraction, self.n_iter_no_change, self.tol = validation_fraction, n_iter_no_change, tol
+        self.random_state, self.subsample, self.l1_regularization = random_state, subsample, l1_regularization
+        self.min_hessian_leaf, self.min_gain = min_hessian_leaf, min_gain
+        self.on, self.verbose = on, verbose
+
+    @fitting
+    def fit(self, X: Any, y: Any = None, qid: Any = None) -> Self:
+        """Fit the model; return it.
+
+        Args:
+            X: As of `GradientBoostingRegressor.fit`.
+            y: The relevances, whole numbers from 0 to 31, shape (rows,); or the name of a column of X.
+            qid: The query of each row, numbers or texts, shape (rows,), with the rows of a query next to each other; or
+                the name of a column of X.
+
+        Raises:
+            ValueError: The arguments do not fit together, there is no qid, or a query has rows in several places.
+            RemoteError: A task failed.
+        """
+        if qid is None:
+            raise ValueError("qid is None: expected the query of each row, as in fit(X, y, qid=queries)")
+        if not isinstance(qid, str):
+            check_queries_of_rows(qid)
+        encoded, categories = self._encoded(X)
+        data = training_data(self, encoded, y, qid=qid, ensure_all_finite=False, y_numeric=True)
+        return self._fit(data.mapped(checked_relevances), ranking_loss(self.ndcg_at), categories, {})
+
+    def predict(self, X: Any) -> Array:
+        """Return the scores by which the rows of a query are ranked, the largest first; float64 of shape (rows,).
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: X has other columns than in `fit`.
+        """
+        return np.asarray(self._checked_scores(X)[:, 0])
+
+    def score(self, X: Any, y: Any, qid: Any, ndcg_at: int | None = None) -> float:
+        """Return the mean NDCG of queries; 1 is that of one without a relevant row.
+
+        Args:
+            X: Shape (rows, features), an array or a data frame.
+            y: The relevances, shape (rows,).
+            qid: The query of each row, shape (rows,), with the rows of a query next to each other.
+            ndcg_at: How many rows of a query, the first ones by score, count (None: as in the fit).
+
+        Raises:
+            NotFittedError: `fit` has not been called.
+            ValueError: The arguments do not fit together.
+        """
+        scores, relevances = self.predict(X), column_or_1d(y).astype(np.float64)
+        check_consistent_length(scores, relevances, qid)
+        if problem := relevance_problem(relevances):
+            raise ValueError(problem)
+        starts = check_queries_of_rows(qid)
+        return float(ndcg_of_queries(relevances, scores, starts, ndcg_at or self.ndcg_at).mean())
+
+
+def check_queries_of_rows(qid: Any) -> Array:
+    """Return at which rows another query begins, as `query_starts`. Raises ValueError as `check_queries` does."""
+    qid = column_or_1d(qid)
+    starts = query_starts(qid)
+    check_queries(qid[starts[:-1]])
+    return starts
+
+
+def checked_relevances(parts: dict[str, Any]) -> dict[str, Any]:
+    """Return parts of the data with float64 targets. Raises ValueError unless these are relevances."""
+    checked = float_targets(parts)
+    if problem := relevance_problem(checked["y"]):
+        raise ValueError(problem)
+    return checked
