@@ -337,7 +337,9 @@ class MixedGroup(RondeGroup):
 
     def _each(self, operation: Callable[..., Any], outputs: Any, inputs: Any, opts: Sequence[Any]) -> Any:
         pairs = zip(outputs, inputs, strict=True)
-        return self._together([operation(output, given, *opts) for output, given in pairs])
+        for work in [operation(output, given, *opts) for output, given in pairs]:
+            work.wait()
+        return DONE
 
 
 def _device_type(value: object) -> str:
@@ -468,6 +470,7 @@ def register() -> None:
         torch.distributed.Backend.register_backend(NAME, make_backend, extended_api=True, devices=DEVICES)
         _keep_from_compiler(Operations, _Members, RondeGroup, MixedGroup)
         _replace_monitored_barrier()
+        _replace_shutdown()
 
 
 def _replace_monitored_barrier() -> None:
@@ -485,3 +488,18 @@ def _replace_monitored_barrier() -> None:
 
     for module in (torch.distributed, distributed_c10d):
         module.monitored_barrier = monitored_barrier
+
+
+def _replace_shutdown() -> None:
+    """Let `destroy_process_group` end our groups: up to PyTorch 2.8 it ends those of NCCL alone."""
+    original = getattr(distributed_c10d, "_shutdown_backend", None)
+    if original is None:
+        return
+
+    def shutdown_backend(group: Any) -> None:
+        if isinstance(group, RondeGroup):
+            group.shutdown()
+        else:
+            original(group)
+
+    distributed_c10d._shutdown_backend = shutdown_backend

@@ -238,6 +238,8 @@ class Operations:
         return self._move(Kind.allgather, [given], parts, opts, out_sizes=[each.nbytes for each in parts])
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
+        if output.dtype != given.dtype:
+            raise UsageError(f"all_gather: the output is {output.dtype}, but the input is {given.dtype}")
         if output.nbytes != given.nbytes * self.size():
             raise _wrong_size("output", output, given, self.size())
         return self._move(Kind.allgather, [given], [output], opts, out_sizes=[given.nbytes] * self.size())

@@ -161,8 +161,8 @@ class Generations:
                 "reconfigure()",
                 lambda exchange: factory,
             )
+            # All members are connected, so they need the store no longer: the member of rank 0 may end it from now on.
             try:
-                made.communicator.barrier()  # the member of rank 0 may end its store from now on
                 if planned.rank == 0:
                     client.delete_prefix(planned.prefix)
             except BaseException:

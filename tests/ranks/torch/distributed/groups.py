@@ -5,6 +5,7 @@ A test's ranks meet in a folder that the test passes to them: each default group
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import ronde.torch.distributed  # noqa: F401, registers the backend
 
@@ -51,6 +53,19 @@ def with_each_backend(folder: str, program: Callable[..., Result], *args: Any) -
         with default_group(folder, backend):
             results[backend] = program(*args)
     return results
+
+
+def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> Any:
+    """Return a mesh of the ranks whose groups have the backend of the default group.
+
+    PyTorch gives the groups of a mesh on CPUs the backend Gloo unless it is told.
+    """
+    backend = dist.get_backend()
+    has_override = (
+        "backend_override" in inspect.signature(init_device_mesh).parameters
+    )  # PyTorch 2.9 and later
+    how = {"backend_override": dict.fromkeys(range(len(shape)), backend)} if has_override else {}
+    return init_device_mesh("cpu", shape, mesh_dim_names=names or None, **how)
 
 
 def same(results: Any, expected: Any) -> None:

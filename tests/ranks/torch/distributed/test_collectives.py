@@ -290,6 +290,8 @@ def refused(rank: int, size: int) -> None:
         dist.all_reduce(x.to_sparse(), Op.MAX)
     with pytest.raises(UsageError, match="the output must have"):
         dist.all_gather_into_tensor(torch.empty(4 * size + 1), x)
+    with pytest.raises(UsageError, match=r"the output is torch\.int32"):
+        dist.all_gather_into_tensor(torch.empty(4 * size, dtype=torch.int32), x)
     with pytest.raises(UsageError, match="the input must have"):
         dist.reduce_scatter_tensor(x, torch.empty(4 * size + 1))
     with pytest.raises(UsageError, match="one tensor for each"):

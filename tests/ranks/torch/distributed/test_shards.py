@@ -5,7 +5,6 @@ Of FSDP2's reduce-scatter with Gloo this knows that it sums where it should aver
 
 from __future__ import annotations
 
-import inspect
 import os
 import signal
 import socket
@@ -17,7 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from tests.ranks.torch.distributed.groups import close, default_group, same, with_each_backend
+from tests.ranks.torch.distributed.groups import (
+    close,
+    default_group,
+    mesh_of,
+    same,
+    with_each_backend,
+)
 from tests.ranks.torch.distributed.transformer import (
     WIDTH,
     agree_on_all_ranks,
@@ -28,26 +33,12 @@ from tests.ranks.torch.distributed.transformer import (
     transformer,
     values,
 )
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ronde.testing import ranks
-
-
-def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> Any:
-    """Return a mesh of the ranks whose groups have the backend of the default group.
-
-    PyTorch gives the groups of a mesh on CPUs the backend Gloo unless it is told.
-    """
-    backend = dist.get_backend()
-    has_override = (
-        "backend_override" in inspect.signature(init_device_mesh).parameters
-    )  # PyTorch 2.9 and later
-    how = {"backend_override": dict.fromkeys(range(len(shape)), backend)} if has_override else {}
-    return init_device_mesh("cpu", shape, mesh_dim_names=names or None, **how)
 
 
 def sharded(mesh: Any = None, **how: Any) -> Any:
