@@ -316,9 +316,16 @@ class GradientBoosting(DistributedEstimator):
             held_fraction=self.validation_fraction if stops and self.validation_fraction else 0.0,
             patience=self.n_iter_no_change if stops else 0,
             tol=float(self.tol),
+            earlier_losses=self._earlier_losses() if stops else (),
             row_fraction=float(self.subsample),
             seed=self._seed(),
         )
+
+    def _earlier_losses(self) -> tuple[float, ...]:
+        """Return the losses by which a warm start may end, without the last one, which is also the first of this fit."""
+        name = "validation_score_" if self.validation_fraction else "train_score_"
+        scores = getattr(self, name, ()) if self._is_warm else ()
+        return tuple((-np.asarray(scores, float)[:-1][-self.n_iter_no_change :]).tolist())
 
     def _seed(self) -> int:
         """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""
