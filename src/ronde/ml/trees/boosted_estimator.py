@@ -322,7 +322,7 @@ class GradientBoosting(DistributedEstimator):
         )
 
     def _earlier_losses(self) -> tuple[float, ...]:
-        """Return the losses by which a warm start may end, without the last one, which is also the first of this fit."""
+        """Return the losses by which a warm start may end, without the last one: it is also the first of this fit."""
         name = "validation_score_" if self.validation_fraction else "train_score_"
         scores = getattr(self, name, ()) if self._is_warm else ()
         return tuple((-np.asarray(scores, float)[:-1][-self.n_iter_no_change :]).tolist())
