@@ -128,7 +128,7 @@ class GradientBoosting(DistributedEstimator):
         check_is_fitted(self)
         is_split = self.trees_["column"] >= 0
         columns, gains = self.trees_["column"][is_split], self.trees_["gain"][is_split]
-        sums = np.bincount(columns, gains, minlength=self.n_features_in_)
+        sums = np.bincount(columns, gains, minlength=self.n_features_in_).astype(float)
         return np.asarray(sums / sums.sum() if sums.sum() > 0 else sums)
 
     def save_xgboost(self, path: str | os.PathLike[str]) -> None:
