@@ -105,7 +105,7 @@ class Recorder:
             recorder._made += 1
             return object.__new__(cls)
 
-        DistributedEstimator.__new__ = staticmethod(make)  # type: ignore[assignment]
+        DistributedEstimator.__new__ = staticmethod(make)  # type: ignore[method-assign]
 
     def pytest_runtest_logstart(self) -> None:
         self._made, self._failed = 0, False
