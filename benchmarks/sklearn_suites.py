@@ -72,6 +72,7 @@ SUITES = [
     "sklearn.inspection.tests.test_permutation_importance",
     "sklearn.tests.test_calibration",
 ]
+Originals = list[tuple[Any, str, Any]]
 OUTCOMES = ["pass", "fail", "skip"]
 PARTS_S = 3600  # of one suite: only against hanging
 
@@ -94,6 +95,17 @@ class Recorder:
     def __init__(self, suite: str, path: Path) -> None:
         self._suite, self._path = suite, path
         self._made, self._failed = 0, False
+        self._originals: Originals = []
+
+    def replace(self) -> None:
+        """Replace scikit-learn's classes until the tests are imported."""
+        self._originals = replace_estimators()
+        self.count_estimators()
+
+    def pytest_collection_finish(self) -> None:
+        """Give modules their own classes back, which call them by name, as in `super(LogisticRegression, self)`."""
+        for module, name, original in self._originals:
+            setattr(module, name, original)
 
     def count_estimators(self) -> None:
         """Count from now on how often an estimator of Ronde is made."""
@@ -140,8 +152,8 @@ def reason_of(representation: Any) -> str:
     return str(crash.message if crash else representation).strip().replace("\n", " ")[:300]
 
 
-def replace_estimators() -> None:
-    """Replace the classes in all modules of scikit-learn that have been imported."""
+def replace_estimators() -> Originals:
+    """Replace the classes in all modules of scikit-learn; return the modules that define them, names and classes."""
     import sklearn
 
     import ronde.ml
@@ -155,11 +167,14 @@ def replace_estimators() -> None:
                 importlib.import_module(module.name)
             except ImportError:  # of a package that is not installed
                 continue
+    defined: Originals = []
     for theirs, ours in REPLACED.items():
         original = next(getattr(home, theirs) for home in homes if hasattr(home, theirs))
+        defined.append((sys.modules[original.__module__], theirs, original))
         for name, loaded in list(sys.modules.items()):
             if name.startswith("sklearn.") and getattr(loaded, theirs, None) is original:
                 setattr(loaded, theirs, getattr(ronde.ml, ours))
+    return defined
 
 
 def run_in_this_process(suite: str, path: Path, original: bool, words: list[str]) -> int:
@@ -168,8 +183,7 @@ def run_in_this_process(suite: str, path: Path, original: bool, words: list[str]
 
     recorder = Recorder(suite, path)
     if not original:
-        replace_estimators()
-        recorder.count_estimators()
+        recorder.replace()
     where = [suite] if suite.endswith(".py") else ["--pyargs", suite]
     options = [
         "-q",
