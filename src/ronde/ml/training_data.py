@@ -182,13 +182,12 @@ def _data_of_source(
     has_target: bool,
     are_classes: bool,
     reset: bool,
-    others: tuple[Any, Any],
+    others: tuple[Any, ...],
     options: Mapping[str, Any],
 ) -> TrainingData:
     if any(other is not None for other in others):
-        raise ValueError(
-            "X is a source of rows, and y, sample_weight or qid is not None: its rows contain them"
-        )
+        names = "y, sample_weight or qid" if len(others) == 3 else "y or sample_weight"
+        raise ValueError(f"X is a source of rows, and {names} is not None: its rows contain them")
     is_finite = options.get("ensure_all_finite", True) is True
     if not is_finite and hasattr(source, "with_missing_values"):
         source = source.with_missing_values("X")

@@ -130,7 +130,7 @@ class GradientBoosting(DistributedEstimator):
         check_is_fitted(self)
         is_split = self.trees_["column"] >= 0
         columns, gains = self.trees_["column"][is_split], self.trees_["gain"][is_split]
-        sums = np.bincount(columns, gains, minlength=self.n_features_in_)
+        sums = np.bincount(columns, gains, minlength=self.n_features_in_).astype(float)
         return np.asarray(sums / sums.sum() if sums.sum() > 0 else sums)
 
     def save_xgboost(self, path: str | os.PathLike[str]) -> None:
@@ -319,9 +319,16 @@ class GradientBoosting(DistributedEstimator):
             held_fraction=self.validation_fraction if stops and self.validation_fraction else 0.0,
             patience=self.n_iter_no_change if stops else 0,
             tol=float(self.tol),
+            earlier_losses=self._earlier_losses() if stops else (),
             row_fraction=float(self.subsample),
             seed=self._seed(),
         )
+
+    def _earlier_losses(self) -> tuple[float, ...]:
+        """Return the losses by which a warm start may end, without the last one: it is also the first of this fit."""
+        name = "validation_score_" if self.validation_fraction else "train_score_"
+        scores = getattr(self, name, ()) if self._is_warm else ()
+        return tuple((-np.asarray(scores, float)[:-1][-self.n_iter_no_change :]).tolist())
 
     def _seed(self) -> int:
         """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""

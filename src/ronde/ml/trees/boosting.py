@@ -53,6 +53,7 @@ class BoostingRules:
         tol: A loss has to be lower by more.
         row_fraction: How many rows are drawn for each step.
         seed: Of random numbers.
+        earlier_losses: Of the steps of an earlier fit that a warm start continues; with these the fit may end at once.
     """
 
     loss: BoostingLoss
@@ -65,6 +66,7 @@ class BoostingRules:
     tol: float
     row_fraction: float
     seed: int
+    earlier_losses: tuple[float, ...] = ()
 
 
 class BoostingReport(Protocol):
@@ -297,7 +299,8 @@ class BoostingStep:
     def _has_ended(self, state: Any) -> bool:
         """Return whether none of the last steps has lowered the loss."""
         patience = self._rules.patience
-        losses = state.losses if self._task is None or self._task.is_held is None else state.held_losses
+        of_steps = state.losses if self._task is None or self._task.is_held is None else state.held_losses
+        losses = [*self._rules.earlier_losses, *of_steps]
         if not patience or len(losses) <= patience:
             return False
         return not min(losses[-patience:]) < losses[-patience - 1] - self._rules.tol

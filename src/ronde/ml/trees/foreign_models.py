@@ -62,7 +62,7 @@ def load_lightgbm(path: str | os.PathLike[str]) -> Any:
 def _estimator(model: ForeignModel, path: str | os.PathLike[str]) -> Any:
     try:
         attributes = {**model.attributes, "history_": History()}
-    except (UsageError, OverflowError) as error:
+    except (UsageError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"{os.fspath(path)} cannot be read as a model of {model.library}: {error}") from None
     params = {**model.params, "max_iter": attributes["n_iter_"]}
     estimator: GradientBoostingClassifier | GradientBoostingRanker | GradientBoostingRegressor

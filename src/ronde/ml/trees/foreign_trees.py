@@ -20,6 +20,7 @@ __all__ = ["ForeignModel", "ForeignNode", "categories_left", "whole_categories"]
 
 Array = NDArray[Any]
 MOST_BORDERS = 254  # of a column, so that a bin is one byte
+MOST_COLUMNS = 1 << 24  # a small file may claim any number of them
 LARGEST_CATEGORY = 1 << 24  # the numbers below are exact in float32, and a set of them takes at most 2 MiB
 
 
@@ -75,6 +76,18 @@ class ForeignModel:
     categories: dict[str, Array] = field(default_factory=dict)
     knows_all: bool = False
 
+    def __post_init__(self) -> None:
+        if self.params["loss"] == "softmax" and len(self.baseline) == 2:
+            self._take_differences()
+
+    def _take_differences(self) -> None:
+        """Make one score of those of two classes: the softmax of two is the logistic function of their difference."""
+        for tree in self.trees[::2]:
+            for node in tree:
+                node.value = -node.value
+        self.baseline = self.baseline[1:] - self.baseline[:1]
+        self.params = {**self.params, "loss": "logistic"}
+
     @property
     def attributes(self) -> dict[str, Any]:
         """The fitted attributes of an estimator. Raises UsageError if Ronde's trees cannot express the model."""
@@ -97,6 +110,10 @@ class ForeignModel:
         for node in (node for tree in self.trees for node in tree if node.column >= 0):
             if node.column >= len(found):
                 raise UsageError(f"a split uses column {node.column} of {len(found)}")
+            if np.isnan(node.border):
+                raise UsageError(f"a split of column {node.column} has no border")
+            if node.categories and min(node.categories) < 0:
+                raise UsageError(f"a split of column {node.column} has categories below 0")
             if (node.categories is not None) != bool(self.is_categorical[node.column]):
                 raise UsageError(f"column {node.column} has numbers in one split and categories in another")
             if node.categories is not None:

@@ -138,7 +138,7 @@ class Forest(DistributedEstimator):
         owners = np.repeat(np.arange(len(trees["scores"])), np.diff(trees["roots"]))[is_split]
         places = owners * width + trees["column"][is_split]
         by_tree = np.bincount(places, trees["gain"][is_split], minlength=len(trees["scores"]) * width)
-        by_tree = by_tree.reshape(-1, width)
+        by_tree = by_tree.reshape(-1, width).astype(float)  # NumPy counts of no splits are integers
         sums = by_tree.sum(axis=1, keepdims=True)
         shares = np.divide(by_tree, sums, out=np.zeros_like(by_tree), where=sums > 0).mean(axis=0)
         return np.asarray(shares / shares.sum() if shares.sum() > 0 else shares)

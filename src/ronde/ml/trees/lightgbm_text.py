@@ -80,7 +80,8 @@ def lightgbm_model(
         column: whole_categories(bins, column) for column in np.flatnonzero(bins.is_categorical).tolist()
     }
     texts = [f"Tree={number}\n{_tree(tree, bins, known)}\n\n" for number, tree in enumerate(single)]
-    columns = names or [f"Column_{column}" for column in range(bins.num_columns)]
+    columns = names or [""] * bins.num_columns
+    words = ["_".join(name.split()) or f"Column_{column}" for column, name in enumerate(columns)]
     lists = [categories[columns[column]].tolist() for column in known if columns[column] in categories]
     header = {
         "version": "v4",
@@ -89,7 +90,7 @@ def lightgbm_model(
         "label_index": 0,
         "max_feature_idx": bins.num_columns - 1,
         "objective": OBJECTIVES[loss].format(scores=scores, **params),
-        "feature_names": " ".join("_".join(name.split()) for name in columns),
+        "feature_names": " ".join(words),
         "feature_infos": " ".join(_info(bins, column, known) for column in range(bins.num_columns)),
         "tree_sizes": " ".join(str(len(text.encode())) for text in texts),
     }
@@ -170,7 +171,7 @@ def read_lightgbm(path: str | os.PathLike[str]) -> ForeignModel:
         return _model(text)
     except UsageError as error:
         raise UsageError(f"{os.fspath(path)} cannot be read as a model of LightGBM: {error}") from None
-    except (KeyError, ValueError, IndexError, TypeError, OverflowError) as error:
+    except (KeyError, ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise UsageError(
             f"{os.fspath(path)} is not a model of LightGBM in text, or is damaged ({type(error).__name__}: {error}): "
             "write it with booster.save_model(path)"
@@ -254,7 +255,7 @@ def _foreign_tree(lines: Lines, factor: float) -> list[ForeignNode]:
         )
     leaves = int(lines["num_leaves"])
     values = [float(value) * factor for value in lines["leaf_value"].split()]
-    counts = _ints(lines.get("leaf_count", "")) or [1] * leaves
+    counts = _ints(lines.get("leaf_count", "")) or [1] * len(values)
     if leaves < 1 or len(values) != leaves or len(counts) != leaves:
         raise UsageError("a tree has different numbers of leaves")
     splits = _splits(lines, leaves - 1) if leaves > 1 else []

@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 
 from ronde.errors import UsageError
 from ronde.ml.trees.bins import Bins
-from ronde.ml.trees.foreign_trees import ForeignModel, ForeignNode, categories_left, whole_categories
+from ronde.ml.trees.foreign_trees import (
+    MOST_COLUMNS,
+    ForeignModel,
+    ForeignNode,
+    categories_left,
+    whole_categories,
+)
 from ronde.ml.trees.trees import Tree, split_trees
 
 __all__ = ["read_xgboost", "xgboost_model"]
@@ -213,17 +219,26 @@ def read_xgboost(path: str | os.PathLike[str]) -> ForeignModel:
     """Return the model that XGBoost wrote to a JSON file. Raises UsageError, OSError."""
     try:
         with open(path, encoding="utf-8") as file:
-            return _model(json.load(file)["learner"])
+            document = json.load(file)
+        return _model(document["learner"], document.get("version") or [0])
     except UsageError as error:
         raise UsageError(f"{os.fspath(path)} cannot be read as a model of XGBoost: {error}") from None
-    except (KeyError, ValueError, IndexError, TypeError, OverflowError, RecursionError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        ValueError,
+        IndexError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise UsageError(
             f"{os.fspath(path)} is not a model of XGBoost in JSON, or is damaged ({type(error).__name__}: {error}): "
             'write it with booster.save_model("model.json")'
         ) from None
 
 
-def _model(learner: dict[str, Any]) -> ForeignModel:
+def _model(learner: dict[str, Any], version: list[int]) -> ForeignModel:
     booster = learner["gradient_booster"]
     if booster["name"] not in ("gbtree", "dart"):
         raise UsageError(f"its booster is {booster['name']!r}: expected gbtree or dart")
@@ -240,6 +255,8 @@ def _model(learner: dict[str, Any]) -> ForeignModel:
         raise UsageError("its steps have several trees for each class: train with num_parallel_tree=1")
     types = learner.get("feature_types") or []
     count = int(param["num_feature"])
+    if count > MOST_COLUMNS:
+        raise UsageError(f"it has {count} columns: expected at most {MOST_COLUMNS}")
     is_categorical = np.array([each == "c" for each in types] or [False] * count)
     trees = [_foreign_tree(tree, float(factor)) for tree, factor in zip(model["trees"], factors, strict=True)]
     for node in (node for tree in trees for node in tree if node.categories is not None):
@@ -250,7 +267,7 @@ def _model(learner: dict[str, Any]) -> ForeignModel:
     return ForeignModel(
         "XGBoost",
         trees,
-        _margins(param["base_score"], loss, scores),
+        _margins(param["base_score"], loss, scores, objective == "binary:logitraw" and int(version[0]) > 1),
         names,
         is_categorical,
         {"loss": loss, **_params(learner["objective"], loss)},
@@ -260,10 +277,12 @@ def _model(learner: dict[str, Any]) -> ForeignModel:
     )
 
 
-def _margins(base_score: str, loss: str, scores: int) -> Array:
-    """Return the first scores of a base score, which is a prediction."""
+def _margins(base_score: str, loss: str, scores: int, are_margins: bool) -> Array:
+    """Return the first scores of a base score, which is a prediction unless `are_margins`."""
     base = np.array(json.loads(base_score), np.float64).ravel()
-    if loss == "logistic":
+    if are_margins:
+        pass
+    elif loss == "logistic":
         base = np.log(base / (1 - base))
     elif loss in LOGARITHMS:
         base = np.log(base)
@@ -317,10 +336,12 @@ def _foreign_tree(tree: Mapping[str, Any], factor: float) -> list[ForeignNode]:
     counts = np.rint(hessians).astype(np.int64).tolist()
     nodes = []
     for number, left in enumerate(tree["left_children"]):
-        condition = tree["split_conditions"][number]
+        condition = float(tree["split_conditions"][number])
         if left < 0:
             nodes.append(ForeignNode(value=float(np.float32(condition)) * factor, count=counts[number]))
             continue
+        if tree["split_indices"][number] < 0:
+            raise UsageError("a split has no column")
         node = ForeignNode(
             tree["split_indices"][number],
             left=left,

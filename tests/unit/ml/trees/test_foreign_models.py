@@ -181,6 +181,11 @@ def changed(name: str, old: str, new: str, path: Path) -> Path:
         ("lightgbm-regression.txt", "split_feature=", "split_feature=77 ", "cannot be read|is not a model"),
         ("lightgbm-regression.txt", "tree\n", "forest\n", "does not begin with 'tree'"),
         ("lightgbm-regression.txt", "num_leaves=", "leaves=", "is not a model of LightGBM in text"),
+        ("lightgbm-multiclass.txt", "_per_iteration=3", "_per_iteration=0", "or is damaged"),
+        ("lightgbm-regression.txt", "num_leaves=", "leaf_count=\nnum_leaves=9999999", "numbers of leaves"),
+        ("xgboost-reg-squarederror.json", '"num_feature":"', '"num_feature":"9999999', "expected at most"),
+        ("xgboost-reg-squarederror.json", '"split_indices":[', '"split_indices":[-', "a split has no column"),
+        ("xgboost-reg-squarederror.json", '"left_children":[1', '"left_children":[1.5', "cannot be read"),
     ],
 )
 def test_what_cannot_be_expressed_is_an_error(
@@ -188,6 +193,50 @@ def test_what_cannot_be_expressed_is_an_error(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         load_either(changed(name, old, new, tmp_path / f"model{Path(name).suffix}"))
+
+
+def test_a_base_score_of_logitraw_is_a_score(tmp_path: Path) -> None:
+    name, path = "xgboost-binary-logistic.json", tmp_path / "model.json"
+    document = json.loads((FOLDER / name).read_text())
+    document["learner"]["objective"]["name"] = "binary:logitraw"
+    document["learner"]["learner_model_param"]["base_score"] = "[2.5E-1]"
+    margins = load_xgboost(FOLDER / name).decision_function(ROWS) - load_xgboost(FOLDER / name).baseline_
+    for version, base in (([3, 2, 0], 0.25), ([1, 7, 6], np.log(0.25 / 0.75))):
+        path.write_text(json.dumps({**document, "version": version}))
+        np.testing.assert_allclose(load_xgboost(path).decision_function(ROWS), margins + base, rtol=1e-12)
+
+
+@pytest.mark.parametrize("save", ["save_xgboost", "save_lightgbm"])
+def test_softmax_of_two_classes_is_read(tmp_path: Path, save: str) -> None:
+    path = tmp_path / "model"
+    model = ours("softmax")
+    getattr(model, save)(path)
+    scores = model.decision_function(ROWS)
+    text = path.read_text()
+    if save == "save_lightgbm":  # the trees of the third class are left out
+        header, *trees = text.split("end of trees")[0].split("\nTree=")
+        kept = [tree for number, tree in enumerate(trees) if number % 3 < 2]
+        text = "\nTree=".join([header, *kept]).replace("iteration=3", "iteration=2")
+    else:
+        document = json.loads(text)
+        learner = document["learner"]
+        forest = learner["gradient_booster"]["model"]
+        forest["trees"] = [tree for number, tree in enumerate(forest["trees"]) if number % 3 < 2]
+        forest["tree_info"] = [0, 1] * (len(forest["trees"]) // 2)
+        learner["learner_model_param"]["num_class"] = "2"
+        text = json.dumps(document)
+    path.write_text(text)
+    read = load_xgboost(path) if save == "save_xgboost" else load_lightgbm(path)
+    assert read.classes_.tolist() == [0, 1]
+    np.testing.assert_allclose(read.decision_function(ROWS), scores[:, 1] - scores[:, 0], atol=2e-6)
+
+
+def test_names_become_words_of_lightgbm(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["a b", "", "c", "d"])
+    GradientBoostingRegressor(max_iter=1).fit(frame, Y).save_lightgbm(tmp_path / "model.txt")
+    names = load_lightgbm(tmp_path / "model.txt").feature_names_in_
+    assert names.tolist() == ["a_b", "Column_1", "c", "d"]
 
 
 def test_zeros_as_missing_values_are_an_error(tmp_path: Path) -> None:

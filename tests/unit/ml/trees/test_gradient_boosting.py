@@ -212,6 +212,15 @@ def test_a_warm_start_holds_out_the_same_rows() -> None:
     assert trees_of(model) == trees_of(whole)
 
 
+@pytest.mark.parametrize("fraction", [0.2, None])
+def test_a_warm_start_of_a_fit_that_has_ended_ends_soon(fraction: float | None) -> None:
+    rules: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 5, "tol": 0.05, "warm_start": True}
+    model = GradientBoostingRegressor(max_iter=100, validation_fraction=fraction, **rules).fit(X, Y)
+    steps = model.n_iter_
+    assert 5 < steps < 100
+    assert model.fit(X, Y).n_iter_ < steps + 5
+
+
 def test_without_rows_held_out_they_have_no_loss(tmp_path: Path) -> None:
     rules: dict[str, Any] = {"early_stopping": True, "n_iter_no_change": 50}
     for fraction, message in [(None, "no fraction"), (1e-9, "a fraction so small that no row is held out")]:

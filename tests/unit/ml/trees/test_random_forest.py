@@ -165,6 +165,8 @@ def test_importances_name_the_columns_that_matter() -> None:
     importances = fitted(RandomForestRegressor, n_estimators=30).feature_importances_
     assert importances.sum() == pytest.approx(1)
     assert importances[:3].min() > 1.5 * importances[3:].max()
+    without_splits = fitted(RandomForestRegressor, n_estimators=2, max_depth=1, min_samples_leaf=399)
+    assert without_splits.feature_importances_.tolist() == [0.0] * len(importances)
 
 
 @pytest.mark.parametrize("factor", [2.0**-400, 2.0**-60, 2.0**60, 2.0**400])
