@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "HOW_TO_RESUME",
     "AllSucceeded",
     "Budget",
     "ChangeRequested",
@@ -33,6 +34,12 @@ __all__ = [
 ]
 
 SECOND = 10**9
+
+# The end of messages of jobs that end because too few are left.
+HOW_TO_RESUME = (
+    "To resume, start the job again with the same command, in a world of any size: the training goes on from its "
+    "newest snapshot (state.keep_snapshots) or checkpoint, and without one from the beginning"
+)
 
 
 @dataclass(frozen=True, slots=True)
