@@ -60,12 +60,11 @@ def main(
     counts: Counter[str] = Counter()
     done, end_s = 0, time.monotonic() + 60 * arguments.minutes
     try:
-        for done, seed in enumerate(seeds):
+        for seed in seeds:
             if time.monotonic() >= end_s:
                 break
             counts += simulate(seed, arguments.size or draw_size(seed))
-        else:
-            done = len(seeds)
+            done += 1
     except Broken as broken:
         print(broken, flush=True)
         return 1

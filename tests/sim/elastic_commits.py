@@ -73,7 +73,9 @@ class Training:
         self.recoveries = 0
         self.events: deque[tuple[object, ...]] = deque(maxlen=30)
         self.ranks = [Rank(live=0) for _ in range(size)]
-        self._behind: Rank | None = None  # for whom the others waited last: of 1,000 ranks mostly the same one
+        self._behind: Rank | None = (
+            None  # for whom the others waited last: of 1,000 ranks mostly the same one
+        )
         self._form_world()
 
     def run(self, steps: int = 12) -> Counter[str]:

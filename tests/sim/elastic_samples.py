@@ -76,7 +76,7 @@ class Samples:
     def _check_epochs(self, seen: list[Batch]) -> None:
         samples = Counter(sample for batch in seen for sample in batch)
         times = 1 if self._is_stream else self._epochs
-        require(samples == Counter({each: times for each in range(self._count)}), "samples", samples)
+        require(samples == Counter(dict.fromkeys(range(self._count), times)), "samples", samples)
 
     def _train(self, ranks: int, faults: int) -> list[Batch]:
         """Return the batches of all steps that counted."""
