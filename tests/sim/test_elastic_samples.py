@@ -54,7 +54,7 @@ def order_by_the_size_of_the_world(patch: pytest.MonkeyPatch) -> None:
     order = batches.order_of_epoch
 
     def broken(count: int, seed: int | None, epoch: int) -> NDArray[np.int64]:
-        return np.roll(order(count, seed, epoch), batches.comm.size())
+        return np.roll(order(count, seed, epoch), vars(batches)["comm"].size())
 
     patch.setattr(batches, "order_of_epoch", broken)
 

@@ -728,13 +728,13 @@ class Agent:
         match cause:
             case WorkerFailed():
                 count = f"restart {round.restarts + 1} of {self._budget.restarts}"
-                return f"{what}; starting {_all_workers(round)} again ({count})"
+                return f"{what}; starting {round.all_workers} again ({count})"
             case NodesLost():
                 return f"{what}; starting again without"
             case NodesWaiting():
                 return f"{what}; starting again with more"
             case ChangeRequested():
-                return f"{what}; starting {_all_workers(round)} again"
+                return f"{what}; starting {round.all_workers} again"
 
     def _cause_of(self, cause: Cause, round: Round) -> str:
         match cause:
@@ -745,11 +745,6 @@ class Agent:
                 return reason
             case NodesWaiting(count):
                 return f"{count} more node{'s' if count > 1 else ''} can take part"
-
-
-def _all_workers(round: Round) -> str:
-    """Name the workers that this node starts again: those of other nodes may go on in place."""
-    return "all workers" if len(round.nodes) == 1 else "all workers of this node"
 
 
 # An event, its handler, and the states in which the event has an effect.
