@@ -10,6 +10,7 @@ from ronde.elastic import running
 from ronde.elastic.commit_protocol import Action, Decision
 from ronde.elastic.goodput import Ledger
 from ronde.elastic.state import State
+from ronde.engine import process
 
 
 class Beginning:
@@ -28,7 +29,7 @@ def test_a_beginning_that_a_loss_interrupts_costs_no_goodput(monkeypatch: pytest
     ledger, facts = Ledger(0), list[dict[str, object]]()
     monkeypatch.setattr(running, "ledger", ledger)
     monkeypatch.setattr(running, "comm", SimpleNamespace(rank=lambda: 1, size=lambda: 2))
-    monkeypatch.setattr(running.process, "note_in_timeline", lambda track, text, found: facts.append(found))
+    monkeypatch.setattr(process, "note_in_timeline", lambda track, text, found: facts.append(found))
     run = running._Run(cast(State, Beginning()), lambda: None)
     run._note(running._Interruption("rank 2 was lost", True, False))
     run._begin()
