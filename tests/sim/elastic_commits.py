@@ -150,8 +150,9 @@ class Training:
         """All ranks come to a commit; there new ones join, or one leaves."""
         target = max(rank.step for rank in self.ranks) + 1
         while any(rank.standing.copied < target for rank in self.ranks):
-            waiting = [rank for rank in self.ranks if rank.standing.copied < target]
-            self._advance(self._random.choice(waiting))
+            rank = self._random.choice(self.ranks)
+            if rank.standing.copied < target:
+                self._advance(rank)
         if len(self.ranks) > 1 and self._random.random() < 0.3:
             self.ranks.remove(self._random.choice(self.ranks))
         self._form_world()
