@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -50,18 +51,23 @@ def main(
     parser.add_argument("--seeds", type=int, default=100, help="how many simulations (default: %(default)s)")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed (default: 0)")
     parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no simulation after so many")
     parser.add_argument(f"--{size}", type=int, dest="size", help=f"how many {size} (default: from the seed)")
     arguments = parser.parse_args(argv)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     if arguments.seed is not None:
         seeds = range(arguments.seed, arguments.seed + 1)
     counts: Counter[str] = Counter()
+    done, end_s = 0, time.monotonic() + 60 * arguments.minutes
     try:
         for seed in seeds:
+            if time.monotonic() >= end_s:
+                break
             counts += simulate(seed, arguments.size or draw_size(seed))
+            done += 1
     except Broken as broken:
         print(broken, flush=True)
         return 1
     told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-    print(f"{len(seeds)} simulations: {told}")
+    print(f"{done} simulations: {told}")
     return 0

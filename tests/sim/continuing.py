@@ -73,6 +73,7 @@ from ronde.rendezvous.membership import (
     RendezvousBroken,
     RendezvousEvent,
     Round,
+    RoundEnded,
 )
 from ronde.rendezvous.participant import Participant
 
@@ -225,7 +226,10 @@ class ContinuingNode(AgentNode):
 
     def told(self, event: RendezvousEvent) -> None:
         self.ends_all = self.ends_all or isinstance(event, Ejected | JobClosed | RendezvousBroken)
-        super().told(event)
+        if isinstance(event, RoundEnded) and self.interrupted and self.round is None:
+            self.tell_agent(event)  # it was interrupted between two rounds, and exits: it is in neither
+        else:
+            super().told(event)
 
     def act(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -452,12 +456,19 @@ class ContinuingNode(AgentNode):
         if self.has_exited or key not in self.reserved:
             return
         if self.jobs.now_ns < BAD_TIMES_NS and self.jobs.rng.random() < 0.1:
-            del self.reserved[key]
-            self.reserve.note_ended(self.now_ns(), key)
-            self.follow(self.reserve.wake_up(self.now_ns()))
+            self.end_spare(key)
             return
         self.reserve.note_ready(key)
+        if self.jobs.loses_ready_spares and self.jobs.now_ns < BAD_TIMES_NS and self.jobs.rng.random() < 0.3:
+            self.later(self.jobs.rng.randrange(20 * S), lambda: self.end_spare(key))
         self.note_ready()
+
+    def end_spare(self, key: int) -> None:
+        if self.has_exited or key not in self.reserved:
+            return  # it has a place by now
+        self.reserved.pop(key).die()
+        self.reserve.note_ended(self.now_ns(), key)
+        self.follow(self.reserve.wake_up(self.now_ns()))
 
     def note_ready(self) -> None:
         if not self.workers or self.wish or not self.reserve.ready or self.has_exited:
@@ -507,6 +518,7 @@ class ContinuingSimulation(AgentSimulation):
         # Before the nodes are made: how many workers a node may go on with, and how many spares it has.
         self.least = 1 + seed % SLOTS
         self.reserve = seed % 2
+        self.loses_ready_spares = seed % 10 == 7
         super().__init__(seed, nodes)
         self.budget = Budget(self.rng.choice((0, 10, 100)), self.budget.changes)
         self.checks = PatientChecks(self.rules, self.budget)

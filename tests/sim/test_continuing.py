@@ -18,6 +18,7 @@ from ronde.launch.agent.decisions import (
     StopWorkers,
     WorldLeft,
 )
+from ronde.launch.agent.reserve import Reserve
 from ronde.launch.agent.worker_group import WorkerGroup
 from ronde.rendezvous.leader import Leader
 from ronde.rendezvous.member import Member
@@ -57,6 +58,7 @@ def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
         pytest.param(893, 4, id="a reserve is ready while the node leaves"),
         pytest.param(1061, 2, id="a node comes back from a long silence to a store that has lost its data"),
         pytest.param(1341, 3, id="a worker that is still in a world has its next place"),
+        pytest.param(334, 24, id="a frozen node is interrupted before it hears of a round that has ended"),
         pytest.param(708, 4, id="a node that was cut off writes an old state"),
     ],
 )
@@ -117,9 +119,27 @@ def begin_with_too_few_workers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leader, "_are_enough", lambda self, nodes: True)
 
 
+def promote_a_spare_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reserve, "take_ready", lambda self: self.ready[0] if self.ready else None)
+
+
+def promote_a_spare_that_has_ended(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reserve, "note_ended", lambda self, now_ns, key: 0)
+
+
+def promote_a_spare_that_is_not_ready(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Reserve) -> int | None:
+        return self.ready.pop() if self.ready else next(iter(self._starting), None)
+
+    patch.setattr(Reserve, "take_ready", broken)
+
+
 @pytest.mark.parametrize(
     ("plant", "first_seed"),
     [
+        (promote_a_spare_twice, 5),
+        (promote_a_spare_that_has_ended, 7),
+        (promote_a_spare_that_is_not_ready, 1),
         (end_all_workers_with_the_round, 2),
         (signal_survivors_after_a_failure, 2),
         (come_to_the_world_of_an_earlier_place, 2),

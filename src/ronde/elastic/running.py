@@ -181,7 +181,7 @@ class _Run:
         decision, advances = state.agree()
         lost = (0, 0)
         if interruption is not None:
-            if not interruption.has_forgotten:
+            if self._has_begun and not interruption.has_forgotten:
                 lost = ledger.lose(interruption.noticed_ns, keeps_work=advances or not interruption.is_loss)
                 interruption.has_forgotten = True
             state.on_reset()
@@ -189,14 +189,14 @@ class _Run:
         if interruption is None or not interruption.skips_sync:
             state.sync()
         now_ns = time.monotonic_ns()
-        if interruption is None:
-            if not self._has_begun:
-                ledger.begin(now_ns)
-        else:
+        spent_ns = 0
+        if not self._has_begun:  # also if a loss has interrupted the beginning: there was no step to lose
+            ledger.begin(now_ns)
+        elif interruption is not None:
             spent_ns = ledger.resume(now_ns, interruption.is_loss)
+        if interruption is not None:
             self._count_fruitless(interruption, decision.number)
-            if comm.rank() == decision.holders[0]:  # rank 0 may be a new process, which knows of no loss
-                self._report(interruption, decision, lost, spent_ns)
+            self._report(interruption, decision, lost, spent_ns or now_ns - interruption.noticed_ns)
         self._interruption, self._has_begun = None, True
 
     def _count_fruitless(self, interruption: _Interruption, commit: int) -> None:
@@ -209,19 +209,33 @@ class _Run:
     def _report(
         self, interruption: _Interruption, decision: Decision, lost: tuple[int, int], spent_ns: int
     ) -> None:
-        """Log one line about what has happened."""
+        """Tell what has happened in one line: of the log of a survivor, and of the timeline of each rank that records one."""
         place = self._membership.taken if self._membership is not None else None
         reason = "; ".join(place.lost) or place.reason if place is not None else interruption.reason
         new = sum(action is Action.RECEIVE for action in decision.actions)
         size = comm.size()
         ranks = f"{size} ranks go" if size > 1 else "1 rank goes"
         came = f", {new} of them new" if new else ""
-        level = logging.WARNING if interruption.is_loss else logging.INFO
-        _log.log(
-            level,
-            "%s: %s on from commit %d%s, after %.1f ms; steps lost: %d (%.3f s of work)",
-            *(reason, ranks, decision.number, came, spent_ns / 1e6, lost[0], lost[1] / 1e9),
+        line = (
+            f"{reason}: {ranks} on from commit {decision.number}{came}, after {spent_ns / 1e6:.1f} ms; "
+            f"steps lost: {lost[0]} ({lost[1] / 1e9:.3f} s of work)"
         )
+        process.note_in_timeline(
+            "elastic",
+            line,
+            {
+                "reason": reason,
+                "is_loss": interruption.is_loss,
+                "commit": decision.number,
+                "ranks": size,
+                "new_ranks": new,
+                "milliseconds": round(spent_ns / 1e6, 3),
+                "steps_lost": lost[0],
+                "seconds_lost": round(lost[1] / 1e9, 6),
+            },
+        )
+        if comm.rank() == decision.holders[0]:  # rank 0 may be a new process, which knows of no loss
+            _log.log(logging.WARNING if interruption.is_loss else logging.INFO, "%s", line)
 
 
 def _means_loss(error: Exception) -> bool:

@@ -122,7 +122,7 @@ class Safeguards:
         """Return the end of a sentence about a state that is lost."""
         if self.snapshots is not None:
             return f": there is no complete snapshot in {self.snapshots.folder} either"
-        return ": state.keep_snapshots(folder) would have kept commits on disk"
+        return ": state.keep_snapshots(folder) keeps commits on disk for such a case"
 
     def awaiting(self) -> AbstractContextManager[None]:
         """The context in which this process waits for its place in a world."""

@@ -446,13 +446,11 @@ class State:
                 from_disk,
                 folder,
             )
-        elif mine := membership():
-            if mine.number > 0:
-                _log.warning(
-                    "round %d of the job has no process with a commit of an earlier round: the training begins again "
-                    "from its start%s",
-                    *(mine.number, self._safeguards.advise_snapshots()),
-                )
+        elif (mine := membership()) and mine.number > 0 and mine.training <= 1 and not mine.has_outlived:
+            _log.warning(
+                "no process of round %d has a commit of an earlier round: the training begins from its start%s",
+                *(mine.number, self._safeguards.advise_snapshots()),
+            )
 
     def _go_on_from_disk(self, number: int) -> Decision:
         """Take a snapshot as the state: rank 0 has loaded it, and the others receive it in `sync`."""

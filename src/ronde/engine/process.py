@@ -522,6 +522,13 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     engine().timeline.start(file_path, mark_cycles)
 
 
+def note_in_timeline(track: str, text: str, facts: dict[str, object]) -> None:
+    """Note an event at this moment, if this rank records a timeline (see `Timeline.note`)."""
+    timeline = _process.timeline
+    if timeline is not None:
+        timeline.note(track, text, facts)
+
+
 def stop_timeline() -> None:
     """Complete this rank's timeline, if one is being recorded; `shutdown` does this, too.
 

@@ -227,6 +227,7 @@ class Membership:
         self._newest: PlaceInRound | None = None
         self._taken: PlaceInRound | None = None
         self._number = number
+        self._has_outlived = False
         self._lost: RoundLost | None = None
         self._wanted: ChangeWanted | None = None
         self._has_ended = False
@@ -269,6 +270,18 @@ class Membership:
         """Whether this process has announced that it survives the end of a round."""
         with self._changed:
             return self._continues
+
+    @property
+    def has_outlived(self) -> bool:
+        """Whether this process has had a place in an earlier round."""
+        with self._changed:
+            return self._has_outlived
+
+    @property
+    def training(self) -> int:
+        """The number of the last training that this process has begun, from 1; 0 before the first one."""
+        with self._changed:
+            return self._training
 
     @property
     def over(self) -> str | None:
@@ -355,6 +368,7 @@ class Membership:
                 )
             assert self._newest is not None
             place, previous = self._newest, self._taken
+            self._has_outlived = self._has_outlived or self._number != NO_ROUND
             self._taken, self._number = place, place.number
         _apply(place, previous)
         return place

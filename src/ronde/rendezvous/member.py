@@ -30,6 +30,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from ronde.rendezvous.membership import (
+    HOW_TO_RESUME,
     AllSucceeded,
     Budget,
     Ejected,
@@ -488,16 +489,17 @@ def timeout_message(rules: Rules, state: JobState | None, has_moved: bool, is_ne
     if state is None:
         return f"{waited} for any sign of the job"
     if state.missing or has_moved:
-        return f"no round has begun: {_missing(state.missing)}"
+        return f"no round has begun: {_missing(state.missing)}. {HOW_TO_RESUME}"
     if state.phase == JobPhase.RUNNING:
         return f"{waited} for a place in the job, which is full with {rules.max_nodes} nodes"
     joined = max(state.joined, 1)
     is_start = is_new and rules.first_join_timeout_ns
-    longer = f"or wait longer ({'--start-timeout' if is_start else '--rdzv-conf join_timeout=SECONDS'})"
+    longer = f"or wait longer ({'--start-timeout' if is_start else '--elastic-timeout SECONDS'})"
+    resume = "" if is_new else f". {HOW_TO_RESUME}"
     if rules.min_slots and joined >= rules.min_nodes:
         have = "the node here has" if joined == 1 else f"the {joined} nodes here have"
-        return f"{waited} for {rules.min_slots} slots, and {have} fewer; add others, {longer}"
-    return f"{waited} for all nodes: {_of_nodes(joined, rules.min_nodes)}; start the others, {longer}"
+        return f"{waited} for {rules.min_slots} slots, and {have} fewer; add others, {longer}{resume}"
+    return f"{waited} for all nodes: {_of_nodes(joined, rules.min_nodes)}; start the others, {longer}{resume}"
 
 
 def _of_nodes(joined: int, needed: int) -> str:

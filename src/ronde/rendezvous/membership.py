@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "HOW_TO_RESUME",
     "AllSucceeded",
     "Budget",
     "ChangeRequested",
@@ -33,6 +34,12 @@ __all__ = [
 ]
 
 SECOND = 10**9
+
+# The end of messages of jobs that end because too few are left.
+HOW_TO_RESUME = (
+    "To resume, start the job again with the same command, in a world of any size: the training goes on from its "
+    "newest snapshot (state.keep_snapshots) or checkpoint, and without one from the beginning"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +185,11 @@ class Round:
     restarts: int = 0
     changes: int = 0
     job: str = ""
+
+    @property
+    def all_workers(self) -> str:
+        """The workers that this node starts, for messages: those of other nodes may go on in place."""
+        return "all workers" if len(self.nodes) == 1 else "all workers of this node"
 
 
 def node_names(some: Iterable[Node], nodes: Sequence[Node]) -> list[str]:

@@ -187,7 +187,11 @@ def test_what_belongs_to_a_lost_world_raises_and_arrays_stay() -> None:
 @pytest.mark.parametrize("options", [["--min-np", "2"], ["--spares", "1"]], ids=["smaller", "with a spare"])
 def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ronde", "run", "-n", "3", *options, "--max-restarts", "3", TRAIN]
-    variables = {"SAMPLES": str(12 * STEPS), "DIES": str(tmp_path / "died")}
+    variables = {
+        "SAMPLES": str(12 * STEPS),
+        "DIES": str(tmp_path / "died"),
+        "RONDE_TIMELINE": f"{tmp_path}/traces/",
+    }
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=HANG_S, env={**os.environ, **variables}
     )
@@ -201,6 +205,16 @@ def test_under_ronde_run(options: list[str], undisturbed: str, tmp_path: Path) -
     assert re.search(r"killed by SIGKILL.*ranks go on from commit \d+.*steps lost: [01]", done.stderr), (
         done.stderr
     )
+    ticks = [
+        record
+        for path in (tmp_path / "traces").glob("rank-*.round-*.json")
+        for record in json.loads(path.read_text())
+        if "on from commit" in record["name"] and record["args"]["is_loss"]
+    ]
+    assert len(ticks) == 2, "one on each rank that goes on in place"
+    assert len({(tick["args"]["commit"], tick["args"]["reason"]) for tick in ticks}) == 1
+    assert "killed by SIGKILL" in ticks[0]["args"]["reason"]
+    assert all(tick["args"]["milliseconds"] > 0 for tick in ticks)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_a_survivor_gets_its_place_and_its_variables(ends: Ends) -> None:
     ends.agent.send(PlaceInRound(6, {"RANK": "0", "WORLD_SIZE": "1"}))
     assert ends.worker.await_place(timeout_ns=HANG_S * 10**9).number == 6
     assert "MASTER_PORT" not in os.environ, "a variable of the earlier place only"
+    assert (ends.worker.has_outlived, ends.worker.training) == (True, 1)
     ends.worker.announce_completed()
     assert ends.read(2) == [Awaits(4), Completed(1)]
 

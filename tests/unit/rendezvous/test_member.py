@@ -87,4 +87,8 @@ def test_a_node_that_waits_for_its_first_round_names_the_option_that_limits_it()
     assert said.endswith("or wait longer (--start-timeout)")
     later = timeout_message(rules, state, False)
     assert later.startswith("waited 600 s for all nodes")
-    assert later.endswith("or wait longer (--rdzv-conf join_timeout=SECONDS)")
+    assert (
+        "or wait longer (--elastic-timeout SECONDS). To resume, start the job again with the same command"
+        in later
+    )
+    assert "To resume" in timeout_message(rules, state, has_moved=True)

@@ -69,6 +69,7 @@ from typing import Any, ClassVar
 
 from ronde.launch.agent.worker_group import TYPED
 from ronde.rendezvous.membership import (
+    HOW_TO_RESUME,
     AllSucceeded,
     Budget,
     ChangeRequested,
@@ -556,7 +557,7 @@ class Agent:
         are = "is" if left == 1 else "are"
         reason = (
             f"{cause.reason}, and nobody starts it again: {left} of {self._supply} nodes {are} left, and the job needs "
-            f"{self._least} (--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer)"
+            f"{self._least} (--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer). {HOW_TO_RESUME}"
         )
         return Shortage(reason, now_ns + self._shortage_ns)
 
@@ -727,13 +728,13 @@ class Agent:
         match cause:
             case WorkerFailed():
                 count = f"restart {round.restarts + 1} of {self._budget.restarts}"
-                return f"{what}; starting all workers again ({count})"
+                return f"{what}; starting {round.all_workers} again ({count})"
             case NodesLost():
                 return f"{what}; starting again without"
             case NodesWaiting():
                 return f"{what}; starting again with more"
             case ChangeRequested():
-                return f"{what}; starting all workers again"
+                return f"{what}; starting {round.all_workers} again"
 
     def _cause_of(self, cause: Cause, round: Round) -> str:
         match cause:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ronde.launch.hosts.host_list import Host, describe
+from ronde.rendezvous.membership import HOW_TO_RESUME
 
 __all__ = [
     "Effect",
@@ -271,8 +272,9 @@ class HostHealth:
         hosts = self.running() if self._has_begun else self._offered
         needed = self.limits.min_slots if self._has_begun else self.limits.first_slots
         last = f"; the last failure was {self._last_failure}" if self._last_failure else ""
+        resume = f". {HOW_TO_RESUME}" if self._has_begun else ""
         waited = f" for {self.limits.patience_ns / SECOND:g} s" if self._may_recover() else ""
         return (
             f"there have been fewer than {needed} slots{waited}: {sum(host.slots for host in hosts)} on the hosts that "
-            f"work ({describe(hosts) or 'none'}){last}"
+            f"work ({describe(hosts) or 'none'}){last}{resume}"
         )

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import socket
@@ -302,7 +303,7 @@ def _call_bounded(make: Callable[[], Any]) -> Any:
         return mine.lost if _own.is_training else mine.over
 
     try:
-        return call_until_over(make, why_over, lambda: _shut_down_all(_opened_since(before)))
+        return call_until_over(make, why_over, lambda: _shut_down_all(_of_native_code(_opened_since(before))))
     except Exception as error:
         # The connection to a lost rank breaks before the launcher says that the rank is lost.
         if isinstance(error, PeerError) or not is_peer_loss(error):
@@ -400,7 +401,7 @@ def _shut_down_sockets() -> None:
     noted, _own.sockets = _own.sockets, {}
     if all(hasattr(group, "reconfigure_with") for group in list(distributed_c10d._world.pg_names)):
         return
-    _shut_down_all(noted)
+    _shut_down_all(_of_native_code(noted))
 
 
 def _shut_down_all(sockets: dict[int, int]) -> None:
@@ -417,6 +418,17 @@ def _shut_down(fd: int) -> None:
         copied.shutdown(socket.SHUT_RDWR)
     finally:
         copied.close()
+
+
+def _of_native_code(sockets: dict[int, int]) -> dict[int, int]:
+    """Return those that no Python object owns: another thread may open sockets while groups are made.
+
+    The connections of groups belong to C++ code. So do those of a database driver in C, for example: only TCP sockets
+    whose other end is a process of this host or another rank's host could be taken for a group's, if another thread
+    opens them in these milliseconds.
+    """
+    owned = {each.fileno() for each in gc.get_objects() if isinstance(each, socket.socket)}
+    return {fd: inode for fd, inode in sockets.items() if fd not in owned}
 
 
 def _opened_since(before: dict[int, int]) -> dict[int, int]:

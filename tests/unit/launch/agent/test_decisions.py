@@ -40,6 +40,7 @@ from ronde.launch.agent.decisions import (
     WorldLeft,
 )
 from ronde.rendezvous.membership import (
+    HOW_TO_RESUME,
     AllSucceeded,
     Budget,
     ChangeRequested,
@@ -258,7 +259,7 @@ def test_a_loss_that_nobody_makes_good_ends_the_job() -> None:
     assert isinstance(end, EndJob)
     assert end.reason == (
         "host0 is gone, and nobody starts it again: 1 of 3 nodes is left, and the job needs 2 "
-        "(--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer)"
+        "(--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer). " + HOW_TO_RESUME
     )
     assert rest == [AgentEnd(1, end.reason)]
 
@@ -388,6 +389,15 @@ def test_a_new_node_is_no_loss() -> None:
     story.after(WorkersSettled())
     (start,) = story.after(RoundBegan(a_round(1, 3)))
     assert start == StartWorkers(a_round(1, 3), True, "1 more node can take part")
+
+
+def test_a_node_that_starts_its_workers_again_says_nothing_of_those_of_other_nodes() -> None:
+    for nodes, what in (NODES[:1], "all workers"), (NODES[:2], "all workers of this node"):
+        story = Story()
+        story.after(RoundBegan(Round(0, tuple(nodes), 0, 0, 0)))
+        said = story.agent.step(0, RoundEnded(0, WorkerFailed(OURS)))[0]
+        assert isinstance(said, AgentNotice)
+        assert f"; starting {what} again (restart 1 of " in said.text
 
 
 def test_all_workers_start_again_when_those_that_were_to_continue_have_ended_too() -> None:

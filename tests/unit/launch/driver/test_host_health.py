@@ -18,6 +18,7 @@ from ronde.launch.driver.host_health import (
     StopHost,
 )
 from ronde.launch.hosts.host_list import Host, parse_hosts
+from ronde.rendezvous.membership import HOW_TO_RESUME
 
 S = 10**9
 
@@ -99,6 +100,7 @@ def test_too_few_slots_are_waited_for_while_more_may_come() -> None:
     (gives_up,) = health.step(90 * S, HostTimer())
     assert gives_up == GiveUp(
         "there have been fewer than 4 slots for 60 s: 2 on the hosts that work (a:2); the last failure was host b: lost"
+        f". {HOW_TO_RESUME}"
     )
 
 
