@@ -186,11 +186,6 @@ class Round:
     changes: int = 0
     job: str = ""
 
-    @property
-    def all_workers(self) -> str:
-        """The workers that this node starts, for messages: those of other nodes may go on in place."""
-        return "all workers" if len(self.nodes) == 1 else "all workers of this node"
-
 
 def node_names(some: Iterable[Node], nodes: Sequence[Node]) -> list[str]:
     """Return the names of some nodes of a round, for messages: their hosts, with numbers for agents of one host.

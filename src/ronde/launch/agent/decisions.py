@@ -728,13 +728,13 @@ class Agent:
         match cause:
             case WorkerFailed():
                 count = f"restart {round.restarts + 1} of {self._budget.restarts}"
-                return f"{what}; starting {round.all_workers} again ({count})"
+                return f"{what}; starting all workers again ({count})"
             case NodesLost():
                 return f"{what}; starting again without"
             case NodesWaiting():
                 return f"{what}; starting again with more"
             case ChangeRequested():
-                return f"{what}; starting {round.all_workers} again"
+                return f"{what}; starting all workers again"
 
     def _cause_of(self, cause: Cause, round: Round) -> str:
         match cause:

@@ -391,15 +391,6 @@ def test_a_new_node_is_no_loss() -> None:
     assert start == StartWorkers(a_round(1, 3), True, "1 more node can take part")
 
 
-def test_a_node_that_starts_its_workers_again_says_nothing_of_those_of_other_nodes() -> None:
-    for nodes, what in (NODES[:1], "all workers"), (NODES[:2], "all workers of this node"):
-        story = Story()
-        story.after(RoundBegan(Round(0, tuple(nodes), 0, 0, 0)))
-        said = story.agent.step(0, RoundEnded(0, WorkerFailed(OURS)))[0]
-        assert isinstance(said, AgentNotice)
-        assert f"; starting {what} again (restart 1 of " in said.text
-
-
 def test_all_workers_start_again_when_those_that_were_to_continue_have_ended_too() -> None:
     story = continuing()
     story.after(RoundEnded(0, WorkerFailed(OURS)))
