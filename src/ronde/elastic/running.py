@@ -209,7 +209,7 @@ class _Run:
     def _report(
         self, interruption: _Interruption, decision: Decision, lost: tuple[int, int], spent_ns: int
     ) -> None:
-        """Tell in one line what has happened: in the log of a survivor, and in the timeline of each rank that records one."""
+        """Tell in one line what has happened: in the log of a survivor, and in each timeline that is recorded."""
         place = self._membership.taken if self._membership is not None else None
         reason = "; ".join(place.lost) or place.reason if place is not None else interruption.reason
         new = sum(action is Action.RECEIVE for action in decision.actions)
