@@ -72,10 +72,9 @@ class Snapshots:
         self._writer: _SnapshotThread | None = None
         self._beginning = threading.RLock()  # also for a signal handler of the thread that has it
         self._place = (0, 1)  # rank and size of the world that has made the commit
-        self._on_disk = (
-            -1
-        )  # the newest commit of which this rank has written its files, or that it has restored
-        self.num_skipped = self._skipped_in_row = 0
+        # The newest commit of which this rank has written its files, or that it has restored.
+        self._on_disk = -1
+        self._skipped_in_row = 0
         self._has_warned = False
 
     # Commits
@@ -111,7 +110,6 @@ class Snapshots:
             self._skipped_in_row = 0
             self._begin(commit, parts)
             return
-        self.num_skipped += 1
         self._skipped_in_row += 1
         if self._skipped_in_row == _SKIPPED_TOO_OFTEN and not self._has_warned and world.rank == 0:
             self._has_warned = True

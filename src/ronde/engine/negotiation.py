@@ -153,10 +153,6 @@ class Coordinator:
         """Return the warnings since the last call, for the log of rank 0."""
         return self._call_sites.take_warnings()
 
-    def _missing_ranks(self, gathering: _Gathering) -> list[int]:
-        there = ranks_of(gathering.contributions)
-        return [rank for rank in self._all_ranks if rank not in there and rank not in self._joined]
-
     def _add_request(self, name: str, contribution: Contribution, stream: list[StreamItem]) -> None:
         for rank in self._joined:
             if rank in contribution.ranks:
