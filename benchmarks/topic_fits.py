@@ -90,6 +90,14 @@ def manual_pages(count: int) -> Any:
     """Return counts of words in pieces of manual pages, a sparse matrix with the given number of rows."""
     from sklearn.feature_extraction.text import CountVectorizer
 
+    counts = CountVectorizer(min_df=5, max_df=0.2, stop_words="english", dtype=np.float64).fit_transform(
+        manual_texts(count)
+    )
+    return counts[counts.sum(axis=1).A1 >= 10] if hasattr(counts.sum(axis=1), "A1") else counts
+
+
+def manual_texts(count: int) -> list[str]:
+    """Return pieces of manual pages: words of lower-case letters, with spaces between them."""
     pieces: dict[str, None] = {}  # without those that are equal
     paths = sorted(PAGES.glob("man[1-8]/*.gz"))
     for number in np.random.default_rng(0).permutation(len(paths)):
@@ -106,10 +114,7 @@ def manual_pages(count: int) -> Any:
         )
         if len(pieces) >= count:
             break
-    counts = CountVectorizer(min_df=5, max_df=0.2, stop_words="english", dtype=np.float64).fit_transform(
-        list(pieces)[:count]
-    )
-    return counts[counts.sum(axis=1).A1 >= 10] if hasattr(counts.sum(axis=1), "A1") else counts
+    return list(pieces)[:count]
 
 
 def measured(name: str, corpus: Corpus, limit_s: float) -> Iterator[Point]:
