@@ -240,7 +240,8 @@ void test_evicting_a_pending_tensor() {
 // Without the engines' threads: each rank's waiting thread sleeps until a later rank submits, and does the steps.
 void test_a_waiting_thread_needs_no_other() {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1, 1}}) {
-    with_engines(host_of, 0, [](Communicator& communicator, Rank& rank) {
+    std::barrier submitted(static_cast<ptrdiff_t>(host_of.size()));
+    with_engines(host_of, 0, [&submitted](Communicator& communicator, Rank& rank) {
       meet_at_barrier(rank);
       rank.end_thread();
       const int size = communicator.size();
@@ -253,11 +254,13 @@ void test_a_waiting_thread_needs_no_other() {
         CHECK(tensor.values[0] == static_cast<float>(size));
       }
       if (communicator.rank() == size - 1) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        submitted.arrive_and_wait();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // then most of the others sleep
         communicator.abort("on purpose");
       } else {
         Rank::Tensor tensor;
         rank.submit(1, tensor, 1);
+        submitted.arrive_and_wait();
         rank.wait(*tensor.completion);
         CHECK(tensor.completion->has_failed());
       }

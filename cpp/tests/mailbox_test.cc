@@ -47,13 +47,17 @@ using Program = std::function<void(Communicator&, Mailbox&)>;
 
 // All ranks have their mailboxes until all have ended the program.
 void run_boxes(const Hosts& host_of, const Program& program) {
-  std::atomic<int> ended{0};
+  std::atomic<int> begun{0}, ended{0};
+  const auto await_all = [&](std::atomic<int>& count) {
+    count.fetch_add(1);
+    while (count.load() < static_cast<int>(host_of.size())) std::this_thread::yield();
+  };
   run(host_of, {}, [&](Communicator& communicator) {
     communicator.barrier();
     Mailbox box(communicator);
+    await_all(begun);  // else a program could abort the barrier of another rank
     program(communicator, box);
-    ended.fetch_add(1);
-    while (ended.load() < static_cast<int>(host_of.size())) std::this_thread::yield();
+    await_all(ended);
   });
 }
 
