@@ -546,7 +546,7 @@ class ContinuingSimulation(AgentSimulation):
                 other.later(self.rng.randrange(10 * MS), other.fail)
 
     def check_left_nodes(self, node: ContinuingNode, round: Round) -> None:
-        """No node that is not in the round has workers of an earlier one, but for those that are frozen."""
+        """No node that is not in the round has workers in an earlier world, but for those that are frozen."""
         ids = {each.id for each in round.nodes}
         total = sum(each.slots for each in round.nodes)
         require(total >= self.rules.min_slots, "round", round.number, "has", total, "workers")
@@ -557,6 +557,7 @@ class ContinuingSimulation(AgentSimulation):
                 and other.is_alive
                 and other.worked_in < round.number
                 and other.node.id not in ids
+                and any(each.is_alive and each.left < other.worked_in for each in other.by_rank.values())
             ):
                 excused = other.is_frozen or other.thawed_ns + S > self.now_ns
                 require(
