@@ -24,6 +24,8 @@ def test_programs_of_a_page_run_in_its_order(page: str, planned: list[Run], tmp_
         pytest.importorskip("pyarrow")
     if "ronde.ml" in text or "sklearn" in text:
         pytest.importorskip("sklearn")
+    if "pandas" in text:
+        pytest.importorskip("pandas")
     run_programs(planned, tmp_path)
 
 
