@@ -42,6 +42,8 @@ class Checks:
         self.causes: dict[int, Cause] = {}
         # Rounds that the store has lost before all their nodes received them.
         self.half_known: set[int] = set()
+        # Rounds whose end the store has lost before all their nodes heard of it: the others may find another cause.
+        self.half_ended: set[int] = set()
         self.succeeded: dict[int, set[str]] = {}
         self.completed: int | None = None
         self.leader_harmed_ns = -PATIENCE_NS  # a new leader begins a new last call
@@ -95,6 +97,8 @@ class Checks:
         last = max(self.rounds, default=-1)
         if last >= 0 and len(self.begun[last]) < len(self.rounds[last].nodes):
             self.half_known.add(last)
+        if last in self.causes:
+            self.half_ended.add(last)
 
     def new_round(self, round: Round) -> None:
         rules, budget, number = self.rules, self.budget, round.number
@@ -115,7 +119,8 @@ class Checks:
         require(node.round is not None, node.name, "is told of an end while it is in no round")
         assert node.round
         require(number == node.round.number, node.name, "is told of the end of another round")
-        require(self.causes.setdefault(number, cause) == cause, "two causes for the end of round", number)
+        is_same = self.causes.setdefault(number, cause) == cause or number in self.half_ended
+        require(is_same, "two causes for the end of round", number)
         require(self.completed != number, "a round ends and has completed")
 
         if isinstance(cause, NodesLost):

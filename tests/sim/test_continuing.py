@@ -60,6 +60,9 @@ def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
         pytest.param(1341, 3, id="a worker that is still in a world has its next place"),
         pytest.param(334, 24, id="a frozen node is interrupted before it hears of a round that has ended"),
         pytest.param(2305, 4, id="a node is cut off while its workers wait for a place"),
+        pytest.param(
+            2718, 4, id="the store is lost before a node that was cut off hears of the end of a round"
+        ),
         pytest.param(708, 4, id="a node that was cut off writes an old state"),
     ],
 )
