@@ -209,7 +209,7 @@ class _Run:
     def _report(
         self, interruption: _Interruption, decision: Decision, lost: tuple[int, int], spent_ns: int
     ) -> None:
-        """Tell what has happened in one line: of the log of a survivor, and of the timeline of each rank that records one."""
+        """Tell what has happened in one line: of a survivor's log, and of the timeline of each rank that has one."""
         place = self._membership.taken if self._membership is not None else None
         reason = "; ".join(place.lost) or place.reason if place is not None else interruption.reason
         new = sum(action is Action.RECEIVE for action in decision.actions)
