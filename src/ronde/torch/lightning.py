@@ -110,9 +110,7 @@ class CommitSteps(Callback):  # type: ignore[misc]  # Lightning's class is Any h
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on from the state."""
         limit = trainer.limit_train_batches
-        if limit != 1.0 or isinstance(
-            limit, int
-        ):  # 1 is one batch, as with fast_dev_run, and 1.0 is all of them
+        if limit != 1.0 or isinstance(limit, int):  # 1.0 is all batches, and 1 is one, as with fast_dev_run
             raise UsageError(
                 f"the Trainer's limit of {limit} training batches leaves samples of an epoch "
                 "out: remove limit_train_batches, overfit_batches and fast_dev_run"

@@ -164,6 +164,26 @@ def test_memory_and_descriptors_are_flat_over_many_recoveries(tmp_path: Path) ->
         assert after["memory_kb"] <= before["memory_kb"] + 3000
 
 
+@pytest.mark.slow
+def test_ranks_take_over_the_streams_of_others(tmp_path: Path) -> None:
+    """Three ranks, two after a loss within a step, and three again: each sample of each stream counts once."""
+    program = str(Path(TRAIN).with_name("streams.py"))
+    words = [program, str(tmp_path / "died"), str(tmp_path / "on")]
+    with Agent(words, 3, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
+        run_until_size(agent, 2)
+        agent.add()
+        run_until_size(agent, 3)
+        (tmp_path / "on").touch()
+        agent.run()
+        found = {line.worker: line.value for line in agent.lines if "done" in line.value}
+    assert sorted(found) == [0, 2, 3]
+    for each in found.values():
+        assert each["done"] == 24
+        assert set(each["counts"]) == {1.0}
+        assert each["lost"] <= 1
+    assert any(start > 0 for _, start in found[3]["opened"]), "the new rank goes on in the middle of a stream"
+
+
 def test_what_belongs_to_a_lost_world_raises_and_arrays_stay() -> None:
     program = str(Path(TRAIN).with_name("held.py"))
     with Agent([program], 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
