@@ -203,7 +203,8 @@ class State:
         sample is in one committed step, whatever happens to the world. A batch takes equal numbers from all streams
         that have not ended, so the batches of all ranks together do not depend on the size of the world; only the last
         one may be smaller. A rank's share follows from the number of its streams, so let there be several times as many
-        as ranks; it may be empty. Ranks exchange a few numbers before each batch.
+        as ranks; it may be empty. So sum over the samples of all ranks: an average of the ranks' averages gives samples
+        different weights. Ranks exchange a few numbers before each batch.
 
         Args:
             sources: one for each stream, as of `stream`; the same on all ranks, in the same order.

@@ -278,6 +278,16 @@ def test_a_rank_that_dies_at_the_end_costs_the_others_nothing(case: tuple[str, s
 
 
 @pytest.mark.slow
+def test_an_exception_after_the_training_is_not_lost(tmp_path: Path) -> None:
+    command = [*RUN, "-n", "3", "--min-np", "2", str(Path(TRAIN).with_name("dies_last.py")), "raises", "0"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
+    assert done.returncode == 1
+    assert endings(done.stdout) == ["done 5 0 of 3", "done 5 2 of 3"], done.stderr
+    assert "(OSError: the disk is full); all ranks had finished their training" in done.stderr
+    assert "starting" not in done.stderr
+
+
+@pytest.mark.slow
 def test_ranks_of_another_node_learn_that_all_have_finished(tmp_path: Path) -> None:
     """Rank 2 alone has not passed the last barrier when rank 1 dies; no rank trains, or ends, a second time."""
     meeting = [
