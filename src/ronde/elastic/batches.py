@@ -150,7 +150,7 @@ def check_source(source: object, global_batch: int) -> None:
         raise UsageError(
             f"a {type(source).__name__} is no stream: pass an iterable, or a function that returns one"
         )
-    if iter(source) is source:
+    if isinstance(source, Iterator):  # `iter` could begin to read, or start the workers of a loader
         raise UsageError(
             f"a {type(source).__name__} can be read only once, but a loss takes it back to the last commit: "
             "pass a function that opens the stream at a sample's number"

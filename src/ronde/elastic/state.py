@@ -203,7 +203,8 @@ class State:
         sample is in one committed step, whatever happens to the world. A batch takes equal numbers from all streams
         that have not ended, so the batches of all ranks together do not depend on the size of the world; only the last
         one may be smaller. A rank's share follows from the number of its streams, so let there be several times as many
-        as ranks; it may be empty. Ranks exchange a few numbers before each batch.
+        as ranks; it may be empty. So sum over the samples of all ranks: an average of the ranks' averages gives samples
+        different weights. Ranks exchange a few numbers before each batch.
 
         Args:
             sources: one for each stream, as of `stream`; the same on all ranks, in the same order.
@@ -424,7 +425,8 @@ class State:
         # A new process has not registered its callbacks yet if the program does so in the training.
         self._commits_reset = has_callbacks and from_disk is None and decision.actions[0] is not Action.BEGIN
         if from_disk is not None:
-            return self._go_on_from_disk(from_disk), False
+            # The actions remain, for messages: they tell which processes are new.
+            return decision._replace(number=self._go_on_from_disk(from_disk)), False
         return decision, advances
 
     def _settle_shards(self, number: int) -> int | None:
@@ -452,10 +454,10 @@ class State:
                 *(mine.number, self._safeguards.advise_snapshots()),
             )
 
-    def _go_on_from_disk(self, number: int) -> Decision:
-        """Take a snapshot as the state: rank 0 has loaded it, and the others receive it in `sync`."""
+    def _go_on_from_disk(self, number: int) -> int:
+        """Take the snapshot that rank 0 has loaded as the state: others receive it in `sync`. Return its commit."""
         self._standing = Standing(number if comm.rank() == 0 else NOTHING)
-        return decide(comm_standings(self._standing)[0])
+        return decide(comm_standings(self._standing)[0]).number
 
     def finish(self) -> None:
         """Wait until all ranks have finished, as if for a commit.

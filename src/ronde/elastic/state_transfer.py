@@ -6,6 +6,8 @@
      hold values of this rank only, serve nothing: a new process gets the state of one rank, not a mixture.
   3. A new process gets an equal share of the bytes from each server; if there are servers on its host, only from these
      (`plan_shares`). The shares travel in rounds, so that a rank needs memory for one round beside the state.
+  4. A new process unpickles only when the buffers have the checksums that the root has announced, under its HMAC
+     (`engine/objects`).
 
 The root broadcasts the whole state if all servers are on one host, or fewer than the new processes: a broadcast copies
 less on one host, and with many new processes these pass on what they have.
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from ronde.comm import world as comm
 from ronde.elastic.batches import share_of
 from ronde.engine.objects import broadcast_object, pickled
+from ronde.errors import AuthenticationError
 
 if TYPE_CHECKING:
     from ronde.comm.communicator import Communicator
@@ -58,6 +61,7 @@ def transfer(payload: object, senders: Sequence[int], receivers: Sequence[int]) 
         receivers: other ranks.
 
     Raises:
+        AuthenticationError: a payload was altered in transit.
         RemoteError: the first sender could not pickle its payload; the sender raises the original error.
         PeerError: a rank was lost.
     """
@@ -77,6 +81,11 @@ def transfer(payload: object, senders: Sequence[int], receivers: Sequence[int]) 
         return None
     buffers = [np.empty(size, np.uint8) for size in theirs.sizes]
     _exchange(buffers, plan)
+    if tuple(_digest_of(each.data) for each in buffers) != theirs.digests:
+        raise AuthenticationError(
+            f"the state from the ranks {', '.join(map(str, plan[rank]))} was altered in transit, so Ronde does not "
+            "unpickle it (docs/security.md says how to protect all payload)"
+        )
     return pickle.loads(theirs.pickled, buffers=buffers)
 
 
@@ -103,7 +112,7 @@ def _announcement_of(payload: object) -> tuple[_Announcement, list[memoryview]]:
     if not buffers:
         return _Announcement(payload), []
     sizes = tuple(each.nbytes for each in buffers)
-    digests = tuple(hashlib.sha256(each).digest() for each in buffers)
+    digests = tuple(_digest_of(each) for each in buffers)
     return _Announcement(None, b"".join(pieces), sizes, digests), buffers
 
 
@@ -147,6 +156,10 @@ def _copy(buffers: Sequence[Bytes], parts: Sequence[slice], flat: Bytes, is_read
                     here[:] = there
                 done += last - first
             start += buffer.size
+
+
+def _digest_of(buffer: memoryview) -> bytes:
+    return hashlib.sha256(buffer).digest()
 
 
 def _flat(buffer: memoryview) -> Bytes:

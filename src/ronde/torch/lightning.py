@@ -109,9 +109,10 @@ class CommitSteps(Callback):  # type: ignore[misc]  # Lightning's class is Any h
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on from the state."""
-        if trainer.limit_train_batches != 1.0:
+        limit = trainer.limit_train_batches
+        if limit != 1.0 or isinstance(limit, int):  # 1.0 is all batches, and 1 is one, as with fast_dev_run
             raise UsageError(
-                f"the Trainer's limit of {trainer.limit_train_batches} training batches leaves samples of an epoch "
+                f"the Trainer's limit of {limit} training batches leaves samples of an epoch "
                 "out: remove limit_train_batches, overfit_batches and fast_dev_run"
             )
         self._state.progress.begin_fit(trainer)

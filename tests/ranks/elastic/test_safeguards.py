@@ -110,6 +110,7 @@ def test_a_rank_and_its_holder_cost_the_steps_since_the_snapshot(launcher: Launc
     assert code == 0, err
     assert results(lines) == ["done 0 2000.0 20.0", "done 1 2000.0 120.0", "done 2 2000.0 220.0"]
     assert "from 6" in lines
+    assert "go on from commit 6, 2 of them new," in err
 
 
 @pytest.mark.slow

@@ -66,6 +66,33 @@ def test_survivors_send_parts_and_one_that_differs_sends_none() -> None:
     assert sum(found[0][1]) == total
 
 
+def receive_altered() -> str:
+    """Return the error of a rank to which another one sends a byte that is not that of the state."""
+    ronde.init()
+    state_transfer.hosts_of = lambda world: range(world.size)
+    alltoall = Communicator.alltoall
+
+    def altering(self: Communicator, array: Any, splits: Any = None, **named: Any) -> Any:
+        array[self.rank * 10 :][:1] += 1
+        return alltoall(self, array, splits, **named)
+
+    Communicator.alltoall = altering  # type: ignore[assignment,method-assign]
+    error = ""
+    try:
+        transfer(payload_of(0, False) if ronde.rank() < 2 else None, (0, 1), (2,))
+    except ronde.AuthenticationError as altered:
+        error = str(altered)
+    Communicator.alltoall = alltoall  # type: ignore[method-assign]
+    ronde.shutdown()
+    return error
+
+
+def test_a_state_that_is_altered_in_transit_is_not_unpickled() -> None:
+    found = ranks.run(receive_altered, 3)
+    assert found[:2] == ["", ""]
+    assert "the state from the ranks 0, 1 was altered" in found[2]
+
+
 @pytest.mark.slow
 def test_two_new_processes() -> None:
     found = ranks.run(receive, 4, (0, 2), (1, 3), -1)

@@ -164,6 +164,26 @@ def test_memory_and_descriptors_are_flat_over_many_recoveries(tmp_path: Path) ->
         assert after["memory_kb"] <= before["memory_kb"] + 3000
 
 
+@pytest.mark.slow
+def test_ranks_take_over_the_streams_of_others(tmp_path: Path) -> None:
+    """Three ranks, two after a loss within a step, and three again: each sample of each stream counts once."""
+    program = str(Path(TRAIN).with_name("streams.py"))
+    words = [program, str(tmp_path / "died"), str(tmp_path / "on")]
+    with Agent(words, 3, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
+        run_until_size(agent, 2)
+        agent.add()
+        run_until_size(agent, 3)
+        (tmp_path / "on").touch()
+        agent.run()
+        found = {line.worker: line.value for line in agent.lines if "done" in line.value}
+    assert sorted(found) == [0, 2, 3]
+    for each in found.values():
+        assert each["done"] == 24
+        assert set(each["counts"]) == {1.0}
+        assert each["lost"] <= 1
+    assert any(start > 0 for _, start in found[3]["opened"]), "the new rank goes on in the middle of a stream"
+
+
 def test_what_belongs_to_a_lost_world_raises_and_arrays_stay() -> None:
     program = str(Path(TRAIN).with_name("held.py"))
     with Agent([program], 4, environment={"RONDE_LOG_LEVEL": "error"}) as agent:
@@ -255,6 +275,16 @@ def test_a_rank_that_dies_at_the_end_costs_the_others_nothing(case: tuple[str, s
     assert done.returncode == 0, done.stderr
     assert endings(done.stdout) == ["done 5 0 of 3", "done 5 2 of 3"], done.stderr
     assert "all ranks had finished their training" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_exception_after_the_training_is_not_lost(tmp_path: Path) -> None:
+    command = [*RUN, "-n", "3", "--min-np", "2", str(Path(TRAIN).with_name("dies_last.py")), "raises", "0"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
+    assert done.returncode == 1
+    assert endings(done.stdout) == ["done 5 0 of 3", "done 5 2 of 3"], done.stderr
+    assert "(OSError: the disk is full); all ranks had finished their training" in done.stderr
+    assert "starting" not in done.stderr
 
 
 @pytest.mark.slow

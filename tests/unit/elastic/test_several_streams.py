@@ -38,6 +38,16 @@ class World:
         return self.allgather(array).reshape(self.size, -1).sum(0)
 
 
+class Reader:
+    """A stream whose opening shows."""
+
+    opened = 0
+
+    def __iter__(self) -> Any:
+        self.opened += 1
+        return iter([1])
+
+
 def stream(number: int) -> Callable[[int], Iterable[tuple[int, int]]]:
     return lambda start: ((number, sample) for sample in range(start, LENGTHS[number]))
 
@@ -96,10 +106,13 @@ def test_a_stream_keeps_its_reader_while_that_is_fair() -> None:
 
 
 def test_mistakes(monkeypatch: Any) -> None:
-    invalid: list[Any] = [[], [iter([1])], [3]]
+    invalid: list[Any] = [[], [iter([1])], [(each for each in [1])], [3]]
     for sources in invalid:
         with pytest.raises(ronde.UsageError):
             SeveralStreams(Positions(), sources, 4, "")
+    reader = Reader()
+    SeveralStreams(Positions(), [reader], 4, "")
+    assert reader.opened == 0
     positions = Positions()
     positions.live["x#0"] = Position(1, 3)
     world = World(1)

@@ -427,7 +427,22 @@ class AgentShell(GroupListener):
         self._alive, self._group_end = False, end
         self._note_deaths(self._group)
         self._group.close()
-        self._step_agent(WorkersEnded(end.exit_code, end.reason, failure))
+        if end.is_late:  # for the other nodes the workers have succeeded
+            self._step_agent(WorkersEnded(0, end.reason))
+        else:
+            self._step_agent(WorkersEnded(end.exit_code, end.reason, failure))
+
+    def _with_late_failure(self, end: AgentEnd) -> AgentEnd:
+        """Return the end with the failure of a worker, if one has failed after the training."""
+        late = self._group_end
+        if end.exit_code or late is None or not late.is_late or late.failed_rank is None:
+            return end
+        return replace(
+            end,
+            exit_code=late.exit_code,
+            reason=late.reason,
+            failure=self._describe_failure(late.failed_rank),
+        )
 
     def _describe_failure(self, rank: int) -> Failure:
         group = self._group
@@ -478,7 +493,7 @@ class AgentShell(GroupListener):
                 case SetAgentTimer(at_ns):
                     self._loop.set_timer(self, at_ns, self._send_timer)
                 case AgentEnd():
-                    self._agent_end = effect
+                    self._agent_end = self._with_late_failure(effect)
                 case _:
                     self._tell_nodes(effect)
 

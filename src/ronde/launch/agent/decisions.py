@@ -133,7 +133,8 @@ class Failing:
 class WorkersEnded:
     """All processes of the workers have ended.
 
-    `exit_code` is 0 if all of them succeeded; `failure` is the first one, None if there was none.
+    `exit_code` is 0 if all of them succeeded, or one failed after the training only (`GroupEnd.is_late`); `failure` is
+    the first one, None if there was none.
     """
 
     exit_code: int

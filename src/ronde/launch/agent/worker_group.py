@@ -36,7 +36,8 @@ Rules
    end at once, because they would wait for a new round.
 9. When all ranks have finished (`WorkerCompleted`), there is nothing to recover: a worker that came too late for this
    world, and waits in `ronde.init` for workers that have ended with exit code 0, is ended and does not count as failed.
-   Nor does one that a signal kills then, and nobody waits for workers to leave the world.
+   Nor does one that a signal kills then, and nobody waits for workers to leave the world. One that fails in another way
+   is the cause, and the others have the grace period, but the workers do not start again (`GroupEnd.is_late`).
 
 Theory of operation
 
@@ -291,12 +292,14 @@ class SetGroupTimer:
 class GroupEnd:
     """The run is over; the report shows the last output of `failed_rank`.
 
-    After a `GroupEnd` with exit code 0, a `WorkerMissed` may cause a second one, with the failure.
+    After a `GroupEnd` with exit code 0, a `WorkerMissed` may cause a second one, with the failure. `is_late`: the
+    worker has failed when all ranks had finished the training, so another run would only repeat it.
     """
 
     exit_code: int
     reason: str
     failed_rank: int | None = None
+    is_late: bool = False
 
 
 @dataclass(frozen=True)
@@ -376,9 +379,19 @@ class WorkerGroup:
 
     @property
     def cause(self) -> int | None:
-        """The rank of the cause, once a worker has failed for another reason than a lost peer; else None."""
+        """The rank of the cause, once a worker has failed for another reason than a lost peer; else None.
+
+        Also None if that is of no concern to others, because all ranks have finished the training.
+        """
+        if self._is_late:
+            return None
         is_known = self._failed and (self._has_waited or not self._failed.blames_peer)
         return self._failed.rank if self._failed and is_known else None
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether a worker has failed when all ranks had finished the training, and none has begun another one."""
+        return self._has_completed and self._failed is not None and self._failed.has_completed
 
     @property
     def survivors(self) -> tuple[int, ...]:
@@ -464,7 +477,7 @@ class WorkerGroup:
 
     @property
     def _spares_survivors(self) -> bool:
-        spares = self._policy.starts_again and self._failed is not None
+        spares = self._policy.starts_again and self._failed is not None and not self._is_late
         return self._keeps or (spares and not (self._interrupt or self._ends_all))
 
     def _not_started(self, now_ns: int, event: NotStarted) -> list[Effect]:
@@ -676,7 +689,8 @@ class WorkerGroup:
             return self._kill_stragglers(now_ns)
         if now_ns < self._deadline_ns:
             return [SetGroupTimer(self._deadline_ns)]
-        if self._phase == GroupPhase.GRACE and self._failed and self._failed.blames_peer and self.survivors:
+        if self._awaits_better_cause:
+            assert self._failed is not None
             self._has_waited = True
             return self._failed_by_itself(now_ns, self._failed)
         if not self._remaining():
@@ -697,6 +711,13 @@ class WorkerGroup:
         if self._phase == GroupPhase.STOPPING:
             return self._kill(now_ns, f"still running {self._given_ns / 1e9:g} s later")
         return [self._finish(f"; {name_ranks(self._remaining())} could not be killed")]
+
+    @property
+    def _awaits_better_cause(self) -> bool:
+        """Whether the grace period is for a failure that blames a peer, of workers of which others continue."""
+        failed = self._failed
+        is_blame = self._phase == GroupPhase.GRACE and failed is not None and failed.blames_peer
+        return is_blame and bool(self.survivors) and not self._is_late
 
     def _stop(
         self, now_ns: int, signum: int, reason: str, given_ns: int | None = None, *, spare: bool = False
@@ -734,11 +755,22 @@ class WorkerGroup:
     def _finish(self, remark: str) -> GroupEnd:
         self._phase = GroupPhase.FINISHED
         if failed := self._failed:
+            is_late = self._is_late
+            if is_late:
+                failed = self._find_killed(failed)
+                remark = f"; all ranks had finished their training, so it is not repeated{remark}"
             code = failed.exit_code
-            return GroupEnd(code if code > 0 else 128 - code, failed.describe() + remark, failed.rank)
+            return GroupEnd(
+                code if code > 0 else 128 - code, failed.describe() + remark, failed.rank, is_late
+            )
         if self._interrupt:
             return GroupEnd(128 + self._interrupt, describe_interrupt(self._interrupt) + remark)
         return GroupEnd(0, f"{name_ranks(self.workers)} succeeded{remark}")
+
+    def _find_killed(self, failed: Worker) -> Worker:
+        """Return the worker that a signal has killed, if this one has failed because it was lost; else this one."""
+        killed = (each for each in self.workers.values() if each.was_killed_late and not each.signum)
+        return next(killed, failed) if failed.blames_peer else failed
 
 
 def describe_interrupt(signum: int) -> str:

@@ -267,6 +267,8 @@ class WorkerGroupShell:
             self._living[rank].has_joined = True
         match announcement.what:
             case "raised":
+                if self._living[rank].channel is not None:
+                    self._read_channel(rank)  # it may have said before that all have finished
                 self._note_exception(rank)
             case "left":
                 self._step_group(WorkerLeft(rank))

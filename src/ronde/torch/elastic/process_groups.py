@@ -415,7 +415,8 @@ def _shut_down(fd: int) -> None:
     copied = socket.socket(fileno=os.dup(fd))
     try:
         copied.getpeername()  # raises for a listening socket, which Gloo's thread could not bear to lose
-        copied.shutdown(socket.SHUT_RDWR)
+        if copied.family in (socket.AF_INET, socket.AF_INET6):
+            copied.shutdown(socket.SHUT_RDWR)
     finally:
         copied.close()
 
@@ -423,11 +424,13 @@ def _shut_down(fd: int) -> None:
 def _of_native_code(sockets: dict[int, int]) -> dict[int, int]:
     """Return those that no Python object owns: another thread may open sockets while groups are made.
 
-    The connections of groups belong to C++ code. So do those of a database driver in C, for example: only TCP sockets
-    whose other end is a process of this host or another rank's host could be taken for a group's, if another thread
-    opens them in these milliseconds.
+    The TCP connections of groups belong to C++ code. So do those of a database driver in C, for example, which could be
+    taken for a group's if another thread opens them in these milliseconds.
     """
-    owned = {each.fileno() for each in gc.get_objects() if isinstance(each, socket.socket)}
+    if not sockets:
+        return {}
+    # Not `isinstance`: that asks proxies for their class, which may raise, as a dead weak reference does, or warn.
+    owned = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
     return {fd: inode for fd, inode in sockets.items() if fd not in owned}
 
 

@@ -1,4 +1,4 @@
-"""Rank 1 dies when the training ends: before the last rank has passed its last barrier, or after that."""
+"""Rank 1 dies or raises when the training ends: before the last rank has passed its last barrier, or after that."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def train(state: State) -> int:
 
 result = train(State(step=0))
 if ronde.rank() == 1 and happens_first("killed"):
+    if sys.argv[1] == "raises":
+        raise OSError("the disk is full")
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(ends_after_s)
 sys.stdout.write(f"done {result} {ronde.rank()} of {ronde.size()}\n")

@@ -713,6 +713,40 @@ def test_nobody_misses_a_worker_after_the_end_of_the_training() -> None:
     assert story.at(3, WorkerMissed(0, 5)) == []
 
 
+def completed(ranks: int) -> Story:
+    """Workers that would start again, and have finished a training."""
+    story = continuing(ranks)
+    for rank in range(ranks):
+        story.at(1, WorkerCompleted(rank))
+    return story
+
+
+def test_a_failure_after_the_training_is_the_end_of_the_job() -> None:
+    story = completed(3)
+    assert story.at(2, Exited(1, 1)) == ["timer at 5"]
+    assert story.group.cause is None, "no other round begins"
+    assert story.at(3, Exited(0, 0)) == []
+    assert story.at(5, GroupTimer()) == ["signal 15 to rank 2", "timer at 10"]
+    assert story.at(6, Exited(2, 0)) == ["finish 1 because of 1"]
+    assert story.reason.endswith("; all ranks had finished their training, so it is not repeated")
+
+
+def test_a_worker_that_a_signal_kills_after_the_training_is_the_cause_of_others() -> None:
+    story = completed(3)
+    assert story.at(2, Exited(1, -SIGKILL)) == []
+    assert story.at(2.1, Exited(0, 1, blames_peer=True)) == ["timer at 5.1"]
+    assert story.at(5.1, GroupTimer()) == ["signal 15 to rank 2", "timer at 10.1"]
+    assert story.at(6, Exited(2, 0)) == ["finish 137 because of 1"]
+
+
+def test_a_failure_after_the_training_is_a_loss_for_the_next_one() -> None:
+    story = completed(2)
+    assert story.at(2, Exited(1, 1)) == ["timer at 5"]
+    story.at(2.1, WorkerContinues(0))
+    assert story.group.cause == 1
+    assert story.at(5, GroupTimer()) == []
+
+
 def test_a_worker_that_begins_another_training_is_needed_in_it() -> None:
     story = Story(2)
     for rank in range(2):
