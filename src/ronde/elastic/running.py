@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from ronde.comm import world as comm
 from ronde.comm.communicator import Communicator
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision
-from ronde.elastic.state import HostsUpdatedInterrupt, State, ledger
+from ronde.elastic.state import HostsUpdatedInterrupt, State, TrainingOverError, ledger
 from ronde.engine import process
 from ronde.errors import PeerError
 from ronde.process.membership_channel import membership
@@ -124,6 +124,11 @@ class _Run:
                     self._result = self._train()
                 self._finished_in = comm.world()
                 self._state.finish()
+            except TrainingOverError:
+                if self._finished_in is None:
+                    raise
+                self._end_in_later_world()
+                return self._result
             except HostsUpdatedInterrupt as interrupt:
                 self._note(_Interruption(str(interrupt), False, interrupt.skip_sync))
             except Exception as error:
@@ -169,6 +174,12 @@ class _Run:
         self._membership.announce_completed()
         return False
 
+    def _end_in_later_world(self) -> None:
+        """End a training that all ranks have finished, in the world in which the others have begun the next one."""
+        assert self._membership is not None
+        self._state.note_finished()
+        self._membership.announce_completed()
+
     def _join(self) -> None:
         """Join the world of the newest round, unless this process has."""
         process.init_again()
@@ -209,7 +220,7 @@ class _Run:
     def _report(
         self, interruption: _Interruption, decision: Decision, lost: tuple[int, int], spent_ns: int
     ) -> None:
-        """Tell what has happened in one line: of the log of a survivor, and of the timeline of each rank that records one."""
+        """Write one line on what has happened, to a survivor's log and to each timeline that is recorded."""
         place = self._membership.taken if self._membership is not None else None
         reason = "; ".join(place.lost) or place.reason if place is not None else interruption.reason
         new = sum(action is Action.RECEIVE for action in decision.actions)
