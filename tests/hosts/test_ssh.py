@@ -82,7 +82,7 @@ def test_a_restart_is_told_once(world: World) -> None:
     hosts = world.listed(0, 1)
     code, _, err = world.run("--max-restarts", "1", "-H", hosts, str(world.program), "fail", "1")
     assert code == 1
-    assert err.count("starting all workers of this node again (restart 1 of 1)\n") == 1
+    assert err.count("starting the worker of this node again (restart 1 of 1)\n") == 1
     assert err.count("ronde: the traceback of rank 1 was:") == 1
 
 

@@ -189,7 +189,10 @@ class Round:
     @property
     def all_workers(self) -> str:
         """The workers that this node starts, for messages: those of other nodes may go on in place."""
-        return "all workers" if len(self.nodes) == 1 else "all workers of this node"
+        if len(self.nodes) == 1:
+            return "all workers"
+        is_one = self.nodes[self.group_rank].slots == 1
+        return "the worker of this node" if is_one else "all workers of this node"
 
 
 def node_names(some: Iterable[Node], nodes: Sequence[Node]) -> list[str]:

@@ -261,7 +261,11 @@ def test_a_rank_that_dies_at_the_end_costs_the_others_nothing(case: tuple[str, s
 @pytest.mark.parametrize(
     ("options", "sizes", "line"),
     [
-        (("--min-np", "1", "--spares", "1"), ["sizes [2, 1]"], "no new process can take part: none is started"),
+        (
+            ("--min-np", "1", "--spares", "1"),
+            ["sizes [2, 1]"],
+            "no new process can take part: none is started",
+        ),
         ((), ["sizes [2, 2]", "sizes [2, 2]"], "no new process can take part: all workers start again"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_rank_that_ends_too_early_costs_an_elastic_job_a_restart(nodes: Nodes)
     assert [code for code, *_ in ends] == [0, 0], ends
     assert all("joined" in out for _, out, _ in ends)
     assert any("for which rank 0 waits, ended with exit code 0" in err for *_, err in ends), ends
-    assert all("starting all workers of this node again (restart 1 of 1)" in err for *_, err in ends), ends
+    assert all("starting the worker of this node again (restart 1 of 1)" in err for *_, err in ends), ends
 
 
 @pytest.mark.slow

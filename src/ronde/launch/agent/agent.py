@@ -398,8 +398,8 @@ class AgentShell(GroupListener):
             if len(round.nodes) > 1 and self._group.survivors:  # else the workers end after a signal
                 self._rendezvous.update_node(self._describe_node())  # with more workers than before
             return
-        ready = self._reserve.ready
-        if ready and self._group.takes_newcomers and round.nodes[round.group_rank].slots < self._config.worker.slots:
+        ready = self._reserve.ready if self._group.takes_newcomers else 0
+        if ready and round.nodes[round.group_rank].slots < self._config.worker.slots:
             self._wish = f"{ready} more worker{' is' if ready == 1 else 's are'} ready"
             self._group.notify_workers(ChangeWanted(round.number, self._wish))
             self.note_world_left()

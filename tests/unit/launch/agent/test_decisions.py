@@ -392,7 +392,12 @@ def test_a_new_node_is_no_loss() -> None:
 
 
 def test_a_node_that_starts_its_workers_again_says_nothing_of_those_of_other_nodes() -> None:
-    for nodes, what in (NODES[:1], "all workers"), (NODES[:2], "all workers of this node"):
+    single = [replace(node, slots=1) for node in NODES[:2]]
+    for nodes, what in (
+        (NODES[:1], "all workers"),
+        (NODES[:2], "all workers of this node"),
+        (single, "the worker of this node"),
+    ):
         story = Story()
         story.after(RoundBegan(Round(0, tuple(nodes), 0, 0, 0)))
         said = story.agent.step(0, RoundEnded(0, WorkerFailed(OURS)))[0]
