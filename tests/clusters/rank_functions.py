@@ -9,20 +9,25 @@ import signal
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urljoin
 
 import ronde
+import ronde.elastic
 from ronde.environment import environment
 
 __all__ = [
+    "Trained",
     "computes",
     "finds_key",
     "finds_key_in_spark",
     "kills",
     "leftovers",
     "raises",
+    "trains_in_place",
     "waits_for_death",
 ]
 
@@ -70,6 +75,38 @@ def waits_for_death(folder: Path) -> None:
     ronde.allreduce(1.0, name="all are there")
     (folder / str(os.getpid())).touch()
     time.sleep(FOREVER_S)
+
+
+@dataclass
+class Trained:
+    """How a rank has trained: its last place, and the steps at which its process has entered the training function."""
+
+    rank: int
+    size: int
+    entries: list[int] = field(default_factory=list)
+
+
+def trains_in_place(folder: Path, kill_task: Callable[[], None]) -> Trained:
+    """Train until there are two ranks; in the middle, rank 1 of two loses its task by this function, and waits."""
+    killed = folder / "killed"
+    entries: list[int] = []
+
+    @ronde.elastic.run
+    def train(state: ronde.elastic.ObjectState) -> Trained:
+        entries.append(state.step)
+        while state.step < 20 or ronde.size() < 2:
+            if state.step == 10 and ronde.rank() == 1 and not killed.exists():
+                killed.touch()
+                kill_task()
+                time.sleep(FOREVER_S)
+            ronde.allreduce(1.0, name="x")
+            if state.step != 10 or killed.exists():  # else the second rank is not there yet
+                state.step += 1
+            state.commit()
+            time.sleep(0.02)
+        return Trained(ronde.rank(), ronde.size(), entries)
+
+    return train(ronde.elastic.ObjectState(step=0))
 
 
 def finds_key() -> list[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.cluster_kinds import agents, ray_engine
+from tests.clusters.rank_functions import Trained, trains_in_place
+from tests.conformance.cluster_kinds import agent_of, agents, parent_of, ray_engine
 from tests.ranks.pages import programs, run_program
 
 import ronde
@@ -153,10 +154,17 @@ def test_too_few_slots_are_an_error_with_numbers() -> None:
         executor(settings=settings, num_workers=3).start()
 
 
-def test_an_elastic_run_starts_its_own_workers() -> None:
+def kill_actor() -> None:
+    os.kill(parent_of(agent_of(os.getpid())), signal.SIGKILL)
+
+
+def test_an_elastic_run_starts_its_own_workers_which_go_on_without_a_lost_one(tmp_path: Path) -> None:
+    """The process of rank 0 goes on from the last commit, and that of a new worker joins it."""
     workers = executor(min_workers=1, max_workers=2)
     workers.start()
-    assert sorted(rank for rank, *_ in workers.run(sums, [1])) in ([0], [0, 1])
+    first, second = workers.run(trains_in_place, [tmp_path, kill_actor])
+    assert first.entries[:2] == [0, 10]
+    assert second == Trained(1, 2, first.entries[-1:])
     with pytest.raises(UnsupportedError, match="elastic"):
         workers.run_remote(sums, [1])
 

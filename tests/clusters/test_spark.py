@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.clusters.rank_functions import finds_key
+from tests.clusters.rank_functions import Trained, finds_key, trains_in_place
 from tests.clusters.spark_session import PATIENCE_S, ROOT, session_of_two_executors
 from tests.conformance.cluster_kinds import agent_of, agents, parent_of
 from tests.ranks.comqueue import kmeans
@@ -118,30 +118,10 @@ def waits_alone(flag: Path) -> None:
     time.sleep(FOREVER_S)
 
 
-def trains(folder: Path, steps: int) -> tuple[int, int, int]:
-    """Take steps from the last one noted, and return the first one, the rank and the size.
-
-    Half of the steps go on until there are two ranks, and the second has killed its executor; the rest, until there are
-    two again.
-    """
-    ronde.init()
-    noted = folder / "step"
-    step = first = int(ronde.broadcast_object(int(noted.read_text()) if noted.exists() else 0))
-    while step < steps or ronde.size() < 2:
-        ronde.allreduce(1.0, name="x")
-        if ronde.rank() == 1 and step == steps // 2 and not (folder / "killed").exists():
-            (folder / "killed").touch()
-            python_worker = parent_of(agent_of(os.getpid()))
-            os.kill(parent_of(parent_of(python_worker)), signal.SIGKILL)  # the executor
-            time.sleep(FOREVER_S)
-        time.sleep(0.05)
-        if step == steps // 2 and not (folder / "killed").exists():
-            continue
-        step += 1
-        if ronde.rank() == 0:
-            (folder / "new").write_text(str(step))
-            (folder / "new").rename(noted)
-    return first, ronde.rank(), ronde.size()
+def kill_executor() -> None:
+    """Kill the executor of this rank, with all its processes."""
+    python_worker = parent_of(agent_of(os.getpid()))
+    os.kill(parent_of(parent_of(python_worker)), signal.SIGKILL)
 
 
 # What users rely on
@@ -410,18 +390,18 @@ def test_mistakes_are_named_before_any_task_starts(context: Any, monkeypatch: py
 def test_an_elastic_job_goes_on_without_its_executor_and_at_full_size_again(
     context: Any, folder: Path
 ) -> None:
+    """The process of the other executor goes on from the last commit, and that of a new one joins it later."""
     messages = io.StringIO()
-    results = spark.run_elastic(
-        trains,
-        (folder, 20),
+    first, second = spark.run_elastic(
+        trains_in_place,
+        (folder, kill_executor),
         min_num_proc=1,
         max_num_proc=2,
         stdout=io.StringIO(),
         stderr=messages,
     )
-    assert (folder / "killed").exists()
-    assert results[0][0] > 0, "training went on where it was"
-    assert [(rank, size) for _, rank, size in results] == [(0, 2), (1, 2)], messages.getvalue()
+    assert first.entries[:2] == [0, 10], messages.getvalue()
+    assert second == Trained(1, 2, first.entries[-1:])
 
 
 # In a process of its own

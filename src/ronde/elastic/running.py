@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from ronde.comm import world as comm
 from ronde.comm.communicator import Communicator
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision
-from ronde.elastic.state import HostsUpdatedInterrupt, State, ledger
+from ronde.elastic.state import HostsUpdatedInterrupt, State, TrainingOverError, ledger
 from ronde.engine import process
 from ronde.errors import PeerError
 from ronde.process.membership_channel import membership
@@ -124,6 +124,11 @@ class _Run:
                     self._result = self._train()
                 self._finished_in = comm.world()
                 self._state.finish()
+            except TrainingOverError:
+                if self._finished_in is None:
+                    raise
+                self._end_in_later_world()
+                return self._result
             except HostsUpdatedInterrupt as interrupt:
                 self._note(_Interruption(str(interrupt), False, interrupt.skip_sync))
             except Exception as error:
@@ -168,6 +173,12 @@ class _Run:
         self._state.note_finished()
         self._membership.announce_completed()
         return False
+
+    def _end_in_later_world(self) -> None:
+        """End a training that all ranks have finished, in the world in which the others have begun the next one."""
+        assert self._membership is not None
+        self._state.note_finished()
+        self._membership.announce_completed()
 
     def _join(self) -> None:
         """Join the world of the newest round, unless this process has."""

@@ -28,10 +28,19 @@ from ronde.elastic.state_transfer import transfer
 from ronde.elastic.step_times import StepRule
 from ronde.elastic.step_watch import StepWatch
 from ronde.errors import MismatchError, UsageError
+from ronde.net.host import host_name
 from ronde.process.membership_channel import membership
 from ronde.types import Max
 
-__all__ = ["HostsUpdatedInterrupt", "ObjectState", "Part", "State", "goodput", "ledger"]
+__all__ = [
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "Part",
+    "State",
+    "TrainingOverError",
+    "goodput",
+    "ledger",
+]
 
 _log = logging.getLogger("ronde.elastic")
 
@@ -53,6 +62,10 @@ class HostsUpdatedInterrupt(Exception):
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the members of the job change")
         self.skip_sync = skip_sync
+
+
+class TrainingOverError(MismatchError):
+    """The other ranks are in a later training of the program than this process, so they have finished this one."""
 
 
 class State:
@@ -560,10 +573,26 @@ class _HostMessages:
 
 
 def comm_standings(mine: Standing, has_callbacks: bool = False) -> tuple[list[Standing], bool]:
-    """Return the standings of all ranks, which all call it, and whether any of them has reset callbacks."""
-    row = np.array([mine.copied, mine.point, mine.may_advance, has_callbacks], np.int64)
-    rows = comm.world().allgather(row).reshape(-1, 4)
-    standings = [Standing(int(copied), int(point), bool(may)) for copied, point, may, _ in rows]
+    """Return the standings of all ranks, which all call it, and whether any of them has reset callbacks.
+
+    Raises TrainingOverError if other ranks are in a later training of the program than this process. They wait until
+    it comes to theirs, or is lost.
+    """
+    channel = membership()
+    training = channel.training if channel else 0
+    row = np.array([mine.copied, mine.point, mine.may_advance, has_callbacks, training], np.int64)
+    while True:
+        rows = comm.world().allgather(row).reshape(-1, 5)
+        earliest, latest = int(rows[:, 4].min()), int(rows[:, 4].max())
+        if training < latest:
+            raise TrainingOverError(
+                f"rank {comm.rank()} on {host_name()} begins training {training} of this program, and the other ranks "
+                f"are in training {latest}: a process that starts in a later training than the first cannot take "
+                "part. Let a program have one training"
+            )
+        if earliest == latest:
+            break
+    standings = [Standing(int(copied), int(point), bool(may)) for copied, point, may, *_ in rows]
     return standings, bool(rows[:, 3].any())
 
 

@@ -288,6 +288,29 @@ def test_an_exception_after_the_training_is_not_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "sizes", "line"),
+    [
+        (
+            ("--min-np", "1", "--spares", "1"),
+            ["sizes [2, 1]"],
+            "no new process can take part: none is started",
+        ),
+        ((), ["sizes [2, 2]", "sizes [2, 2]"], "no new process can take part: all workers start again"),
+    ],
+)
+def test_no_new_process_takes_part_in_a_second_training(
+    options: tuple[str, ...], sizes: list[str], line: str, tmp_path: Path
+) -> None:
+    program = str(Path(TRAIN).with_name("two_trainings.py"))
+    command = [*RUN, "-n", "2", "--max-restarts", "1", *options, program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert endings(done.stdout) == sizes, done.stderr
+    assert line in done.stderr
+
+
+@pytest.mark.slow
 def test_ranks_of_another_node_learn_that_all_have_finished(tmp_path: Path) -> None:
     """Rank 2 alone has not passed the last barrier when rank 1 dies; no rank trains, or ends, a second time."""
     meeting = [

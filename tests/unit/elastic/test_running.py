@@ -4,12 +4,13 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from ronde.elastic import running
-from ronde.elastic.commit_protocol import Action, Decision
+from ronde.elastic import running, state
+from ronde.elastic.commit_protocol import Action, Decision, Standing
 from ronde.elastic.goodput import Ledger
-from ronde.elastic.state import State
+from ronde.elastic.state import State, TrainingOverError, comm_standings
 from ronde.engine import process
 
 
@@ -42,3 +43,46 @@ def test_a_beginning_that_a_loss_interrupts_costs_no_goodput(monkeypatch: pytest
         ("rank 2 was lost", 0, 2),
         ("rank 3 was lost", 0, 2),
     ]
+
+
+class Meeting:
+    """A world of two ranks: this one, and one that comes in these trainings, one after the other."""
+
+    def __init__(self, *others: int) -> None:
+        self.others = list(others)
+
+    def allgather(self, row: np.ndarray) -> np.ndarray:
+        return np.concatenate([row, [0, 0, 1, 0, self.others.pop(0)]])
+
+
+def test_a_process_of_an_earlier_training_is_told_and_the_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state, "membership", lambda: SimpleNamespace(training=2))
+    meeting = Meeting(1, 2)
+    monkeypatch.setattr(state, "comm", SimpleNamespace(rank=lambda: 1, world=lambda: meeting))
+    assert comm_standings(Standing(4)) == ([Standing(4), Standing(0, 0)], False)
+    assert not meeting.others
+    meeting.others = [3]
+    with pytest.raises(
+        TrainingOverError, match=r"rank 1 on \S+ begins training 2 of this program, .* in training 3"
+    ):
+        comm_standings(Standing(4))
+
+
+def test_a_rank_that_has_lost_the_others_in_the_last_barrier_ends_when_they_are_in_the_next_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    completed: list[bool] = []
+    run = running._Run(cast(State, Beginning()), lambda: None)
+    run._membership = cast(Any, SimpleNamespace(announce_completed=lambda: completed.append(True)))
+
+    def join() -> None:
+        raise TrainingOverError("the others are in training 2")
+
+    monkeypatch.setattr(run, "_join", join)
+    with pytest.raises(TrainingOverError):
+        run._train_until_done()
+    run._finished_in, run._result = cast(Any, object()), "mine"
+    assert run._train_until_done() == "mine"
+    assert completed == [True]

@@ -77,6 +77,7 @@ __all__ = ["RunResult", "plan_here", "run_agent"]
 
 SIGPIPE = 13
 LATE_LOGS_NS = 2 * 10**9
+LATER_TRAINING = "the workers are past the first training of the program, so no new process can take part"
 
 
 @dataclass(frozen=True)
@@ -397,7 +398,7 @@ class AgentShell(GroupListener):
             if len(round.nodes) > 1 and self._group.survivors:  # else the workers end after a signal
                 self._rendezvous.update_node(self._describe_node())  # with more workers than before
             return
-        ready = self._reserve.ready
+        ready = self._reserve.ready if self._group.takes_newcomers else 0
         if ready and round.nodes[round.group_rank].slots < self._config.worker.slots:
             self._wish = f"{ready} more worker{' is' if ready == 1 else 's are'} ready"
             self._group.notify_workers(ChangeWanted(round.number, self._wish))
@@ -543,17 +544,20 @@ class AgentShell(GroupListener):
 
     def _fill_reserve(self, plan: LaunchPlan, lacking: int) -> None:
         spec = self._config.worker
-        round = self._round
+        round, group = self._round, self._group
         if round and round.restarts < self._budget.restarts and not spec.virtual_local_rank:
-            self._reserve.want(spec.spares + lacking, plan, round.number)
+            wanted = spec.spares + lacking if group is None or group.takes_newcomers else 0
+            self._reserve.want(wanted, plan, round.number)
 
     def _offered_slots(self) -> int:
         """Return the number of workers for the next round: without the lost ones, if enough continue."""
         spec = self._config.worker
-        continuing = self._group.survivors if self._alive and self._group else 0
-        if not continuing:
+        group = self._group
+        continuing = group.survivors if self._alive and group else 0
+        if not (group and continuing):
             return spec.slots
-        at_once = min(continuing + self._reserve.ready, spec.slots)
+        ready = self._reserve.ready if group.takes_newcomers else 0
+        at_once = min(continuing + ready, spec.slots)
         return at_once if at_once >= (spec.min_slots or spec.slots) else spec.slots
 
     def _note_deaths(self, group: WorkerGroupShell) -> None:
@@ -568,7 +572,7 @@ class AgentShell(GroupListener):
         survivors: list[LivingWorker] = []
         if self._group:
             if self._alive:
-                survivors = self._group.release_survivors()
+                survivors = self._release_survivors(self._group, start)
                 self._note_deaths(self._group)
             for line in tracebacks(
                 self._group.left_tracebacks()
@@ -614,6 +618,14 @@ class AgentShell(GroupListener):
             self._fill_reserve(plan, spec.slots - len(plan.workers))
             self._want_change()
 
+    def _release_survivors(self, group: WorkerGroupShell, start: StartWorkers) -> list[LivingWorker]:
+        """Return the workers that go on in the round: none if it needs new processes, which they cannot wait for."""
+        lacking = start.round.nodes[start.round.group_rank].slots - group.survivors
+        if group.takes_newcomers or lacking <= 0:
+            return group.release_survivors()
+        self._screen.tell(f"{start.cause}; {LATER_TRAINING}: all workers start again")
+        return []
+
     @property
     def _may_change(self) -> bool:
         """Whether nodes may come and go."""
@@ -642,11 +654,12 @@ class AgentShell(GroupListener):
             group.place_worker(places.popleft().rank, spare, reason, start.lost)
             promoted += 1
         if survivors:
-            self._screen.tell(
-                describe_recovery(
-                    start, len(survivors), promoted, len(places), self._config.worker.slots - size
-                )
-            )
+            lacking = self._config.worker.slots - size
+            is_first = all(worker.takes_newcomers for worker in survivors)
+            replaced = lacking if is_first else 0
+            self._screen.tell(describe_recovery(start, len(survivors), promoted, len(places), replaced))
+            if lacking > replaced:
+                self._screen.tell(f"{LATER_TRAINING}: none is started")
         return places
 
     def _may_use_reserve(self) -> bool:

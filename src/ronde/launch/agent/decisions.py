@@ -356,10 +356,11 @@ class Shortage:
 
 @dataclass(frozen=True)
 class EndedRound:
-    """Why a round ended from which workers continue, and the members that it lost."""
+    """Why a round ended from which workers continue, the members that it lost, and what this node had started."""
 
     cause: str
     lost: tuple[str, ...]
+    all_workers: str
 
 
 @dataclass(frozen=True)
@@ -537,7 +538,7 @@ class Agent:
         """End the round for workers of which some continue. The next round's beginning tells the user."""
         cause = self._cause_of(event.cause, state.round)
         is_lost = isinstance(event.cause, WorkerFailed | NodesLost)
-        ended = EndedRound(cause, (cause,) if is_lost else ())
+        ended = EndedRound(cause, (cause,) if is_lost else (), state.round.all_workers)
         timer = [SetAgentTimer(shortage.ends_ns)] if shortage else []
         tell = NotifyWorkers(event.number, cause, is_lost)
         return Stopping(shortage, ended), [tell, StopWorkers("the round is over", keeps=True), *timer]
@@ -624,11 +625,12 @@ class Agent:
     def _join_next_round(self, _: int, state: Stopping, event: WorkersEnded) -> Next:
         notice: list[Effect] = []
         if state.ended:  # those that were to continue have ended, too
-            notice = [AgentNotice(f"{state.ended.cause}; starting all workers again")]
+            notice = [AgentNotice(f"{state.ended.cause}; starting {state.ended.all_workers} again")]
         return Joining(has_begun=True, shortage=state.shortage), [*notice, JoinRound()]
 
     def _lose_continuing(self, _: int, state: Rejoining, event: WorkersEnded) -> Next:
-        notice = AgentNotice(f"{state.ended.cause}; {event.reason}; starting all workers again")
+        text = f"{state.ended.cause}; {event.reason}; starting {state.ended.all_workers} again"
+        notice = AgentNotice(text)
         return Joining(has_begun=True, shortage=state.shortage), [notice, UpdateNode()]
 
     def _finish_exit(self, _: int, state: Exiting, event: WorkersEnded) -> Next:

@@ -41,6 +41,11 @@ class LivingWorker:
     places: dict[int, int] = field(default_factory=dict)  # rank by round
     home: int = 0
 
+    @property
+    def takes_newcomers(self) -> bool:
+        """Whether new processes can take part in its training, because a new program begins with the same one."""
+        return self.trainings + self.has_completed <= 1
+
     def send_message(self, message: FromAgent) -> None:
         """Send a message, if the worker can get one. A worker that reads nothing is not waited for."""
         if self.channel is not None:

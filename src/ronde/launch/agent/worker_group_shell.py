@@ -188,6 +188,11 @@ class WorkerGroupShell:
         return len(self._group.survivors)
 
     @property
+    def takes_newcomers(self) -> bool:
+        """Whether new processes can take part in the training of the workers that would outlive the round."""
+        return all(self._living[rank].takes_newcomers for rank in self._group.survivors)
+
+    @property
     def oldest_world(self) -> int:
         """The number of the earliest round whose world a worker may still be in."""
         worlds = (self._living[rank].world for rank in self._pids() if rank in self._living)
