@@ -140,9 +140,9 @@ class BoostingStep:
         """Return what the task has before the first step, or after its trees so far."""
         rules, loss, state = self._rules, self._rules.loss, c.state
         rows, y, block_starts = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed + SAMPLE)
-        queries = self._queries(c, y) if loss.truncation else None
-        is_held = self._held_rows(c, rows, len(y)) if queries is None else _rows_of_held(queries, len(y))
         weights = np.ones(len(y)) if rows.weights is None else rows.weights
+        queries = self._queries(c, y, weights) if loss.truncation else None
+        is_held = self._held_rows(c, rows, len(y)) if queries is None else _rows_of_held(queries, len(y))
         used = weights if is_held is None else np.where(is_held, 0.0, weights)
         sums = self._sums(c, block_starts, used, weights, y)
         scores = np.zeros((len(y), loss.score_count))
@@ -160,7 +160,8 @@ class BoostingStep:
             queries,
         )
         if queries is not None:
-            task.total, task.held_total = (~queries.is_held).sum(), queries.is_held.sum()
+            task.total = float(queries.weights[~queries.is_held].sum())
+            task.held_total = float(queries.weights[queries.is_held].sum())
         if state.baseline is None:
             state.baseline = self._baseline(c, task, sums)
         scores += state.baseline
@@ -186,14 +187,14 @@ class BoostingStep:
         c.reduce_in_place(found)
         return is_held.astype(np.uint8) if found.all() else None
 
-    def _queries(self, c: IterationStep, y: Array) -> TaskQueries:
+    def _queries(self, c: IterationStep, y: Array, weights: Array) -> TaskQueries:
         """Return the queries, of which some are held out whole."""
         qid = [np.asarray(block.qid) for block in c.blocks] if c.is_streamed else [np.asarray(c.data.qid)]
-        queries = task_queries(c, np.concatenate(qid) if qid else np.empty(0, np.int64), y)
+        queries = task_queries(c, np.concatenate(qid) if qid else np.empty(0, np.int64), y, weights)
         fraction = self._rules.held_fraction
         if fraction:
             is_held = chosen_rows(self._rules.seed + HELD, queries.starts[:-1], fraction)
-            if is_held.any() and not is_held.all():
+            if queries.weights[is_held].sum() > 0 and queries.weights[~is_held].sum() > 0:
                 queries = replace(queries, is_held=is_held)
         return queries
 
@@ -414,7 +415,7 @@ def _derive_ranking(c: IterationStep, task: BoostedTask, queries: TaskQueries, t
     count = len(task.block_starts) - 1
     places = queries.starts[own] - queries.first_row
     blocks = np.searchsorted(task.block_starts, places, side="right") - 1
-    is_held = queries.is_held[own]
+    is_held, found = queries.is_held[own], found * queries.weights[own]
     sums = [
         np.bincount(blocks, np.where(counts, found, 0.0), count)[:count] for counts in (~is_held, is_held)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -9,17 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils._param_validation import Interval
+from sklearn.utils.validation import _check_sample_weight
 
 from ronde.ml.base import fitting
 from ronde.ml.linear.linear_model import float_targets
 from ronde.ml.training_data import training_data
 from ronde.ml.trees.boosted_estimator import GradientBoosting
 from ronde.ml.trees.losses import ranking_loss
-from ronde.ml.trees.queries import check_queries, ndcg_of_queries, query_starts, relevance_problem
+from ronde.ml.trees.queries import (
+    check_queries,
+    check_weights,
+    ndcg_of_queries,
+    query_starts,
+    relevance_problem,
+)
 
 __all__ = ["GradientBoostingRanker"]
 
 Array = NDArray[Any]
+
+MISSING = ("None", "nan", "<NA>", "NaT")  # as Python prints missing values
+LACKS_QUERIES = "qid has missing values: expected the query of each row, a number or a text"
 
 
 class GradientBoostingRanker(GradientBoosting):
@@ -99,7 +110,7 @@ class GradientBoostingRanker(GradientBoosting):
         self.on, self.verbose = on, verbose
 
     @fitting
-    def fit(self, X: Any, y: Any = None, qid: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, qid: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model; return it.
 
         Args:
@@ -107,9 +118,12 @@ class GradientBoostingRanker(GradientBoosting):
             y: The relevances, whole numbers from 0 to 31, shape (rows,); or the name of a column of X.
             qid: The query of each row, numbers or texts, shape (rows,), with the rows of a query next to each other; or
                 the name of a column of X.
+            sample_weight: The weight of each row's query, shape (rows,), not negative (None: 1); or the name of a
+                column of X.
 
         Raises:
-            ValueError: The arguments do not fit together, there is no qid, or a query has rows in several places.
+            ValueError: The arguments do not fit together, there is no qid, or a query has rows in several places or
+                of several weights.
             RemoteError: A task failed.
         """
         if qid is None:
@@ -117,7 +131,11 @@ class GradientBoostingRanker(GradientBoosting):
         if not isinstance(qid, str):
             check_queries_of_rows(qid)
         encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, qid=qid, ensure_all_finite=False, y_numeric=True)
+        data = training_data(
+            self, encoded, y, sample_weight, qid=qid, ensure_all_finite=False, y_numeric=True
+        )
+        if isinstance(data.rows, Mapping) and "sample_weight" in data.rows:
+            check_weights(data.rows["sample_weight"], query_starts(data.rows["qid"]))
         return self._fit(data.mapped(checked_relevances), ranking_loss(self.ndcg_at), categories, {})
 
     def predict(self, X: Any) -> Array:
@@ -132,7 +150,9 @@ class GradientBoostingRanker(GradientBoosting):
         """
         return np.asarray(self._checked_scores(X)[:, 0])
 
-    def score(self, X: Any, y: Any, qid: Any, ndcg_at: int | None = None) -> float:
+    def score(
+        self, X: Any, y: Any, qid: Any = None, ndcg_at: int | None = None, sample_weight: Any = None
+    ) -> float:
         """Return the mean NDCG of queries; 1 is that of one without a relevant row.
 
         Args:
@@ -140,22 +160,48 @@ class GradientBoostingRanker(GradientBoosting):
             y: The relevances, shape (rows,).
             qid: The query of each row, shape (rows,), with the rows of a query next to each other.
             ndcg_at: How many rows of a query, the first ones by score, count (None: as in the fit).
+            sample_weight: The weight of each row's query, shape (rows,), not negative (None: 1).
 
         Raises:
             NotFittedError: `fit` has not been called.
-            ValueError: The arguments do not fit together.
+            ValueError: The arguments do not fit together, or there is no qid.
         """
+        if qid is None:
+            raise ValueError("qid is None: expected the query of each row, as in score(X, y, qid=queries)")
+        if ndcg_at is not None and ndcg_at < 1:
+            raise ValueError(f"ndcg_at is {ndcg_at}: expected a number of rows, at least 1")
         scores, relevances = self.predict(X), column_or_1d(y).astype(np.float64)
         check_consistent_length(scores, relevances, qid)
         if problem := relevance_problem(relevances):
             raise ValueError(problem)
         starts = check_queries_of_rows(qid)
-        return float(ndcg_of_queries(relevances, scores, starts, ndcg_at or self.ndcg_at).mean())
+        weights = _check_sample_weight(sample_weight, scores, dtype=np.float64, ensure_non_negative=True)
+        check_weights(weights, starts)
+        if not weights.any():
+            raise ValueError("the weights of all rows are 0: expected a sum above 0")
+        found = ndcg_of_queries(relevances, scores, starts, ndcg_at or self.ndcg_at)
+        return float(np.average(found, weights=weights[starts[:-1]]))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags
 
 
 def check_queries_of_rows(qid: Any) -> Array:
-    """Return at which rows another query begins, as `query_starts`. Raises ValueError as `check_queries` does."""
-    qid = column_or_1d(qid)
+    """Return at which rows another query begins, as `query_starts`.
+
+    Raises ValueError as `check_queries` does, and unless there is a number or a text for each row.
+    """
+    qid = np.asarray(qid)
+    if qid.ndim != 1:
+        raise ValueError(f"qid has shape {qid.shape}: expected (rows,), the query of each row")
+    if qid.dtype.kind == "O":  # texts, and numbers beside missing ones
+        if any(not isinstance(each, str) and str(each) in MISSING for each in qid.tolist()):
+            raise ValueError(LACKS_QUERIES)
+        qid = qid.astype(str)
+    if qid.dtype.kind == "f" and np.isnan(qid).any():
+        raise ValueError(LACKS_QUERIES)
     starts = query_starts(qid)
     check_queries(qid[starts[:-1]])
     return starts

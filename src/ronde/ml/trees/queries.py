@@ -19,6 +19,7 @@ from ronde.comqueue import IterationStep
 __all__ = [
     "TaskQueries",
     "check_queries",
+    "check_weights",
     "ndcg_of_queries",
     "query_starts",
     "relevance_problem",
@@ -29,6 +30,7 @@ Array = NDArray[Any]
 
 MOST_RELEVANCE = 31  # cpp/trees/ranking.h
 UNSORTED = "has rows in several places: sort the rows, and y and qid with them, by qid"
+SEVERAL_WEIGHTS = "sample_weight has {} and {} in one query: expected one weight for all rows of a query"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class TaskQueries:
         crossing_y: The relevances of these rows.
         first_crossing: Which of these rows is the first one of this task.
         is_held: bool, of each query of all tasks: whether it is held out.
+        weights: float64, of each query of all tasks.
     """
 
     starts: Array
@@ -52,6 +55,7 @@ class TaskQueries:
     crossing_y: Array
     first_crossing: int
     is_held: Array
+    weights: Array
 
     def derive(
         self,
@@ -63,7 +67,8 @@ class TaskQueries:
         hessians: Array,
         threads: int,
     ) -> tuple[Array, Array]:
-        """Fill gradients and hessians of the rows of this task, float64 of shape (rows,); 0 of queries held out.
+        """Fill gradients and hessians of the rows of this task, float64 of shape (rows,), times the weights of their
+        queries; 0 of queries held out.
 
         Returns which queries begin on this task, their numbers, and the losses of these. All tasks must call it.
         """
@@ -96,9 +101,9 @@ class TaskQueries:
             if len(own) > len(found):  # the last query goes on in the next task
                 number = int(np.searchsorted(self.crossing_starts, at + begin))
                 found = np.append(found, of_crossing[number])
-        if self.is_held.any():
-            is_out = self.rows_of(self.is_held, count)
-            gradients[is_out] = hessians[is_out] = 0.0
+        factors = self.rows_of(np.where(self.is_held, 0.0, self.weights), count)
+        gradients *= factors
+        hessians *= factors
         return own, found
 
     def _derive_crossing(self, scores: Array, truncation: int) -> tuple[tuple[Array, Array], Array]:
@@ -128,20 +133,29 @@ def check_queries(ids: Array) -> None:
         raise ValueError(f"query {values[counts.argmax()].item()!r} of qid {UNSORTED}")
 
 
-def task_queries(c: IterationStep, qid: Array, y: Array) -> TaskQueries:
-    """Return the queries of all tasks. `qid` and `y`: of the rows of this task.
+def check_weights(weights: Array, starts: Array) -> None:
+    """Raise ValueError if rows of a query have several weights. `starts`: as of `query_starts`."""
+    firsts = weights[starts[:-1]].repeat(np.diff(starts))
+    if (weights != firsts).any():
+        row = int((weights != firsts).argmax())
+        raise ValueError(SEVERAL_WEIGHTS.format(firsts[row], weights[row]))
 
-    Raises ValueError if a query has rows in several places.
+
+def task_queries(c: IterationStep, qid: Array, y: Array, weights: Array) -> TaskQueries:
+    """Return the queries of all tasks. `qid`, `y` and `weights`: of the rows of this task.
+
+    Raises ValueError if a query has rows in several places, or of several weights.
     """
     starts = query_starts(qid)
-    parts = c.gather((qid[starts[:-1]], np.diff(starts)))
-    ids = np.concatenate([part for part, _ in parts])
-    sizes = np.concatenate([part for _, part in parts])
+    check_weights(weights, starts)
+    parts = c.gather((qid[starts[:-1]], np.diff(starts), weights[starts[:-1]]))
+    ids, sizes, all_weights = (np.concatenate(each) for each in zip(*parts))
     is_new = np.append(True, ids[1:] != ids[:-1])  # the others go on from the task before
     check_queries(ids[is_new])
+    check_weights(all_weights, np.append(np.flatnonzero(is_new), len(ids)))
     ends = np.append(np.cumsum(sizes) - sizes, sizes.sum())
     all_starts = ends[np.append(is_new, True)].astype(np.int64)
-    task_ends = np.cumsum([0, *(int(part.sum()) for _, part in parts)])
+    task_ends = np.cumsum([0, *(int(part.sum()) for _, part, _ in parts)])
     first = int(task_ends[c.task_id])
     crosses = _crossing(all_starts, task_ends)
     begin, end = _whole(all_starts, crosses, first, first + len(y))
@@ -154,6 +168,7 @@ def task_queries(c: IterationStep, qid: Array, y: Array) -> TaskQueries:
         np.concatenate(of_tasks),
         sum(len(part) for part in of_tasks[: c.task_id]),
         np.zeros(len(all_starts) - 1, bool),
+        all_weights[is_new],
     )
 
 
@@ -187,6 +202,7 @@ def ndcg_of_queries(y: Array, scores: Array, starts: Array, truncation: int) -> 
 
 def relevance_problem(y: Array) -> str | None:
     """Return what is wrong with relevances; None: nothing."""
-    if (y != np.floor(y)).any() or (y < 0).any() or (y > MOST_RELEVANCE).any():
-        return f"y has numbers that are no relevances: expected whole numbers from 0 to {MOST_RELEVANCE}"
+    is_wrong = (y != np.floor(y)) | (y < 0) | (y > MOST_RELEVANCE)
+    if is_wrong.any():
+        return f"y has {y[is_wrong][0]:g}, which is no relevance: expected whole numbers from 0 to {MOST_RELEVANCE}"
     return None

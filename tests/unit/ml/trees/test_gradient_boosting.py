@@ -18,6 +18,8 @@ from ronde.comqueue import read
 from ronde.data.rows import NamedArrays
 from ronde.errors import UsageError
 from ronde.ml import GradientBoostingClassifier, GradientBoostingRegressor, load, saving
+from ronde.ml.trees.bins import Bins
+from ronde.ml.trees.trees import NODE_KINDS, add_shap_values, joined_trees
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(400, 5))
@@ -492,6 +494,24 @@ def test_shap_values_are_those_of_the_definition() -> None:
     assert mean == pytest.approx(rows[""])
     assert one == pytest.approx((rows["0"] - rows[""] + 3 - with_1) / 2)
     assert zero == pytest.approx((with_1 - rows[""] + 3 - rows["0"]) / 2)
+
+
+def test_shap_values_of_long_paths_are_exact() -> None:
+    columns = 200
+    nodes = 2 * columns + 1
+    widths = {"categories": (nodes, 4), "value": (nodes, 1)}
+    tree = {name: np.zeros(widths.get(name, (nodes,)), kind) for name, kind in NODE_KINDS.items()}
+    tree["column"][:] = tree["left"][:] = -1
+    tree["column"][:-1:2], tree["left"][:-1:2] = np.arange(columns), np.arange(1, nodes, 2)
+    tree["value"][-1] = 1  # if all columns are 1, and half of the rows go on at each split
+    bins = Bins(np.full(columns, 0.5), np.arange(columns + 1), np.zeros(columns, np.uint8))
+    values = np.zeros((2, 1, columns + 1))
+    rows = np.ones((2, columns))
+    rows[1, 0] = 0
+    add_shap_values(joined_trees([tree], 1), bins, bins.of(rows), values)
+    np.testing.assert_allclose(values[0, 0], [*[1 / columns] * columns, 0], rtol=1e-12, atol=1e-30)
+    assert abs(values[1].sum()) < 1e-12
+    assert values[1, 0, 0] == pytest.approx(-1 / columns, rel=1e-12)
 
 
 def columns_of_paths(model: Any) -> set[frozenset[int]]:

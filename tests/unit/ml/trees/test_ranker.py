@@ -49,6 +49,24 @@ def test_the_order_gets_better_and_the_score_is_that_of_scikit_learn() -> None:
     assert model.train_score_[-1] > model.train_score_[0] + 0.1
 
 
+def test_a_weight_counts_as_that_many_queries() -> None:
+    weights = rng.integers(0, 3, 40)
+    of_rows = np.concatenate([np.tile(np.flatnonzero(query == QID), weights[query]) for query in range(40)])
+    numbers = np.concatenate([np.arange(weights[query]).repeat((query == QID).sum()) for query in range(40)])
+    rules: dict[str, Any] = {"max_iter": 5, "min_samples_leaf": 1, "max_leaf_nodes": 4}
+    weighted = GradientBoostingRanker(**rules).fit(X, Y, QID, weights[QID])
+    repeated = GradientBoostingRanker(**rules).fit(X[of_rows], Y[of_rows], 3 * QID[of_rows] + numbers)
+    np.testing.assert_allclose(weighted.train_score_, repeated.train_score_, atol=1e-12)
+    np.testing.assert_allclose(weighted.predict(X), repeated.predict(X), atol=1e-6)
+    score = weighted.score(X, Y, QID, sample_weight=weights[QID])
+    assert score == pytest.approx(1 + weighted.train_score_[-1], abs=1e-12)
+    rules["on"] = "threads:3"
+    several = GradientBoostingRanker(**rules).fit(X, Y, QID, weights[QID])
+    assert bits_of(several) == bits_of(weighted)
+    with pytest.raises(ValueError, match=r"sample_weight has 1\.0 and 2\.0 in one query"):
+        weighted.fit(X, Y, np.zeros(len(Y)), 1 + (np.arange(len(Y)) > 9))
+
+
 def test_files_of_models(tmp_path: Path) -> None:
     model = GradientBoostingRanker(max_iter=3).fit(X.astype(np.float32), Y, qid=QID)
     model.save(tmp_path / "model")
@@ -72,8 +90,13 @@ def test_files_of_models(tmp_path: Path) -> None:
         (Y, None, "qid is None: expected the query of each row"),
         (Y, np.roll(QID, 1), "query 39 of qid has rows in several places: sort the rows"),
         (Y, QID[1:], "inconsistent numbers of samples"),
-        (Y - 1, QID, "no relevances: expected whole numbers from 0 to 31"),
-        (Y / 2, QID, "no relevances: expected whole numbers from 0 to 31"),
+        (Y, np.where(QID == 3, np.nan, QID), "qid has missing values"),
+        (Y, np.array([None] * len(QID)), "qid has missing values"),
+        (Y, X, "qid has shape"),
+        (None, QID, "requires y to be passed"),
+        (Y - 1, QID, "y has -1, which is no relevance: expected whole numbers from 0 to 31"),
+        (Y + 0.5, QID, r"y has \d\.5, which is no relevance"),
+        (Y + 31, QID, r"y has 3\d, which is no relevance"),
     ],
 )
 def test_invalid_arguments_are_named(y: Any, qid: Any, message: str) -> None:
