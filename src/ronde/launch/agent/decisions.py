@@ -356,11 +356,10 @@ class Shortage:
 
 @dataclass(frozen=True)
 class EndedRound:
-    """Why a round ended from which workers continue, the members that it lost, and what this node had started."""
+    """Why a round ended from which workers continue, and the members that it lost."""
 
     cause: str
     lost: tuple[str, ...]
-    all_workers: str
 
 
 @dataclass(frozen=True)
@@ -538,7 +537,7 @@ class Agent:
         """End the round for workers of which some continue. The next round's beginning tells the user."""
         cause = self._cause_of(event.cause, state.round)
         is_lost = isinstance(event.cause, WorkerFailed | NodesLost)
-        ended = EndedRound(cause, (cause,) if is_lost else (), state.round.all_workers)
+        ended = EndedRound(cause, (cause,) if is_lost else ())
         timer = [SetAgentTimer(shortage.ends_ns)] if shortage else []
         tell = NotifyWorkers(event.number, cause, is_lost)
         return Stopping(shortage, ended), [tell, StopWorkers("the round is over", keeps=True), *timer]
@@ -625,12 +624,11 @@ class Agent:
     def _join_next_round(self, _: int, state: Stopping, event: WorkersEnded) -> Next:
         notice: list[Effect] = []
         if state.ended:  # those that were to continue have ended, too
-            notice = [AgentNotice(f"{state.ended.cause}; starting {state.ended.all_workers} again")]
+            notice = [AgentNotice(f"{state.ended.cause}; starting all workers again")]
         return Joining(has_begun=True, shortage=state.shortage), [*notice, JoinRound()]
 
     def _lose_continuing(self, _: int, state: Rejoining, event: WorkersEnded) -> Next:
-        text = f"{state.ended.cause}; {event.reason}; starting {state.ended.all_workers} again"
-        notice = AgentNotice(text)
+        notice = AgentNotice(f"{state.ended.cause}; {event.reason}; starting all workers again")
         return Joining(has_begun=True, shortage=state.shortage), [notice, UpdateNode()]
 
     def _finish_exit(self, _: int, state: Exiting, event: WorkersEnded) -> Next:
