@@ -130,7 +130,11 @@ def pack_call(
 def load_result(file: BinaryIO, rank: int) -> Any:
     """Return the result of the worker of that rank. Raises WorkerError if it left none, or one that is unreadable."""
     if file.read(1) != b"R":
-        raise WorkerError(f"rank {rank} ended without a result: the function must return, not exit", rank)
+        raise WorkerError(
+            f"rank {rank} ended without a result: the function must return, not exit; if a signal has killed the "
+            "process after an elastic training, the output of the launcher says so",
+            rank,
+        )
     try:
         return pickle.load(file)
     except Exception as error:
