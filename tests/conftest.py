@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if of_worker:
         config.pluginmanager.register(Turns(of_worker["turns"]))
     elif config.getoption("numprocesses", None):
-        config.pluginmanager.register(Shared())
+        config.pluginmanager.register(Shared(config))
     if (file := config.getoption("--outcomes")) and not of_worker:
         config.pluginmanager.register(Outcomes(file))
     if file := config.getoption("--not-again"):

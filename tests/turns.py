@@ -6,6 +6,9 @@ the machine, or that use a name of which it has only one, are marked `alone`.
 There are two locks, each a file in a folder that the processes share. A test holds `machine`, shared or exclusively; a
 waiting test holds `gate`, so that later tests cannot overtake one that wants to be alone.
 
+The tests that run alone come last. xdist would hand out the last hundreds at once, so that one process has such tests
+while the others still have long ones, and each of both kinds waits for one of the other. It hands out a few at a time.
+
 Each process collects all tests. In a fresh clone most of that is the compilation of test files, so there is a lock for
 each of them, too: the first process compiles it, and the others find the bytecode.
 """
@@ -24,6 +27,9 @@ from zlib import crc32
 import pytest
 
 
+FEW = 8  # tests that xdist hands out at once; with one, each process would make the fixtures of all modules
+
+
 class Worker(Protocol):
     """The part of xdist's controller of one worker process that this module uses."""
 
@@ -31,9 +37,11 @@ class Worker(Protocol):
 
 
 class Shared:
-    """In the process that distributes the tests: gives all workers the same folder."""
+    """In the process that distributes the tests: a few at a time, and one folder for all workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        if config.option.maxschedchunk is None:
+            config.option.maxschedchunk = FEW
         self._folder = tempfile.TemporaryDirectory(prefix="ronde-turns-")
 
     @pytest.hookimpl(optionalhook=True)
