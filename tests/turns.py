@@ -26,7 +26,6 @@ from zlib import crc32
 
 import pytest
 
-
 FEW = 8  # tests that xdist hands out at once; with one, each process would make the fixtures of all modules
 
 
