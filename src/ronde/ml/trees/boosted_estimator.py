@@ -424,7 +424,9 @@ class GradientBoosting(DistributedEstimator):
         for name in names:
             if isinstance(name, str) and name in known:
                 numbers.append(known.index(name))
-            elif isinstance(name, Integral) and 0 <= int(name) < self.n_features_in_:
+            elif (
+                not isinstance(name, bool) and isinstance(name, Integral) and 0 <= name < self.n_features_in_
+            ):
                 numbers.append(int(name))
             else:
                 raise ValueError(

@@ -52,7 +52,9 @@ def test_the_order_gets_better_and_the_score_is_that_of_scikit_learn() -> None:
 def test_a_weight_counts_as_that_many_queries() -> None:
     weights = rng.integers(0, 3, 40)
     of_rows = np.concatenate([np.tile(np.flatnonzero(query == QID), weights[query]) for query in range(40)])
-    numbers = np.concatenate([np.arange(weights[query]).repeat((query == QID).sum()) for query in range(40)])
+    numbers = np.concatenate(
+        [np.arange(weights[query]).repeat(np.count_nonzero(query == QID)) for query in range(40)]
+    )
     rules: dict[str, Any] = {"max_iter": 5, "min_samples_leaf": 1, "max_leaf_nodes": 4}
     weighted = GradientBoostingRanker(**rules).fit(X, Y, QID, weights[QID])
     repeated = GradientBoostingRanker(**rules).fit(X[of_rows], Y[of_rows], 3 * QID[of_rows] + numbers)
