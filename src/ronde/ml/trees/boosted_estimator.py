@@ -419,12 +419,12 @@ class GradientBoosting(DistributedEstimator):
 
     def _numbers_of(self, names: list[Any], parameter: str) -> list[int]:
         """Return the numbers of columns that are given by number or name. Raises ValueError."""
-        known = list(getattr(self, "feature_names_in_", ()))
+        known, known_count = list(getattr(self, "feature_names_in_", ())), self.n_features_in_
         numbers = []
         for name in names:
             if isinstance(name, str) and name in known:
                 numbers.append(known.index(name))
-            elif isinstance(name, Integral) and 0 <= int(name) < self.n_features_in_:
+            elif isinstance(name, Integral) and not isinstance(name, bool) and 0 <= int(name) < known_count:
                 numbers.append(int(name))
             else:
                 raise ValueError(

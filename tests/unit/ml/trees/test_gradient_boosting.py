@@ -412,6 +412,7 @@ def test_a_file_with_arrays_that_do_not_match_is_not_written(tmp_path: Path, nam
         ({"monotonic_cst": {1: 7}}, r"monotonic_cst\[1\] must be either -1, 0 or 1. Got 7"),
         ({"monotonic_cst": [2, 0, 0, 0, 0]}, "array-like of -1, 0 or 1"),
         ({"categorical_features": [7]}, "has 7: expected a number below 5"),
+        ({"interaction_cst": [[True, False]]}, "has True: expected a number below 5"),
         ({"categorical_features": [True]}, "boolean mask must have shape"),
         ({"categorical_features": [0], "max_bins": 9}, r"column 0 has \d+ categories"),
     ],
