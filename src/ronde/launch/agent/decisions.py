@@ -629,8 +629,7 @@ class Agent:
 
     def _lose_continuing(self, _: int, state: Rejoining, event: WorkersEnded) -> Next:
         text = f"{state.ended.cause}; {event.reason}; starting {state.ended.all_workers} again"
-        notice = AgentNotice(text)
-        return Joining(has_begun=True, shortage=state.shortage), [notice, UpdateNode()]
+        return Joining(has_begun=True, shortage=state.shortage), [AgentNotice(text), UpdateNode()]
 
     def _finish_exit(self, _: int, state: Exiting, event: WorkersEnded) -> Next:
         exit = state.exit or AgentEnd(event.exit_code, event.reason, event.failure)
