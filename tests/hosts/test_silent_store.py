@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +31,24 @@ print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.getho
 while not os.path.exists("done"):
     print(time.monotonic_ns(), file=beats, flush=True)  # all hosts of the test have one clock
     time.sleep(0.02)
+"""
+
+# The same with workers that go on in place, and show that they work after each commit.
+IN_PLACE = """
+import os, socket, time
+import ronde, ronde.elastic
+
+@ronde.elastic.run
+def train(state):
+    beats = open(f"round-{int(os.environ['RONDE_ROUND'])}.{socket.gethostname()}", "w")
+    print(f"rank {ronde.rank()} of {ronde.size()} on {socket.gethostname()} in {os.getpid()}", flush=True)
+    while not state.is_done:
+        state.is_done = bool(ronde.allreduce(float(os.path.exists("done")), op=ronde.Max))
+        state.commit()
+        print(time.monotonic_ns(), file=beats, flush=True)
+        time.sleep(0.02)
+
+train(ronde.elastic.ObjectState(is_done=False))
 """
 
 
@@ -76,6 +95,17 @@ class World:
             shown.setdefault(number, []).extend(map(int, path.read_text().split()))
         return {number: (min(times), max(times)) for number, times in sorted(shown.items()) if times}
 
+    def has_no_overlaps(self) -> None:
+        """Check, when a second round works, that each round had ended its work before the next one began."""
+        wait_for(lambda: len(self.rounds()) > 1)
+        rounds = list(self.rounds().values())
+        overlaps_ns = [ended_ns - began_ns for (_, ended_ns), (began_ns, _) in pairwise(rounds)]
+        assert max(overlaps_ns) < 0, f"one round was still at work when the next had begun: {overlaps_ns} ns"
+
+    def processes(self, host: int) -> set[str]:
+        """Return the processes that have been workers of this host."""
+        return set(re.findall(r" in (\d+)", self.agents[host].out()))
+
     def done(self) -> None:
         """Let the workers succeed."""
         (self.folder / "done").touch()
@@ -88,9 +118,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_most_nodes_go_on_without_the_store_and_its_host_takes_nobody_back(world: World) -> None:
+    """The workers train by ronde.elastic: those beside the store commit nothing more."""
+    (world.folder / "script.py").write_text(IN_PLACE)
     for host in range(3):
         world.start(host, "1:4")
     world.works(0, 1, 2)
+    wait_for(lambda: len(world.rounds()) > 0)
     world.part((0, 3), (1, 2))
     newcomer = world.start(3, "1:4")  # it finds the store, and its host, but that is not the job any more
     world.works(1, 2)
@@ -98,6 +131,7 @@ def test_most_nodes_go_on_without_the_store_and_its_host_takes_nobody_back(world
     wait_for(lambda: "one more node of the last round must be here" in cut.err())
     time.sleep(1)  # its last call
     assert (newcomer.out(), len(cut.out())) == ("", world.heard[0])
+    world.has_no_overlaps()
     world.part((0, 3), (1, 2), how="unblock")
     world.works(0, 1, 2, 3)
     for agent in (cut, newcomer):
@@ -108,20 +142,26 @@ def test_most_nodes_go_on_without_the_store_and_its_host_takes_nobody_back(world
         assert code == 0, err
 
 
-@pytest.mark.parametrize("cut", [(0,), (2,)], ids=["the host with the store", "another host"])
-def test_no_two_rounds_work_at_the_same_time(world: World, cut: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("cut", "script"),
+    [((0,), SCRIPT), ((2,), IN_PLACE)],
+    ids=["the host with the store", "another host, in place"],
+)
+def test_no_two_rounds_work_at_the_same_time(world: World, cut: tuple[int, ...], script: str) -> None:
     """Of three hosts one is cut off. The two others go on, but only when the workers there have certainly ended."""
+    (world.folder / "script.py").write_text(script)
     for host in range(3):
         world.start(host, "1:3")
     world.works(0, 1, 2)
+    wait_for(lambda: len(world.rounds()) > 0)
     left = tuple(host for host in range(3) if host not in cut)
     world.part(cut, left)
     world.works(*left)
-    rounds = list(world.rounds().values())
-    overlaps_ns = [ended_ns - began_ns for (_, ended_ns), (began_ns, _) in pairwise(rounds)]
-    assert max(overlaps_ns) < 0, f"one round was still at work when the next had begun: {overlaps_ns} ns"
+    world.has_no_overlaps()
     world.part(cut, left, how="unblock")
     world.works(0, 1, 2)
     world.done()
     for agent in world.agents.values():
-        assert agent.end()[0] == 0
+        assert agent.end()[0] == 0, agent.err()
+    if script is IN_PLACE:
+        assert [len(world.processes(host)) for host in range(3)] == [1, 1, 2], world.agents[1].err()
