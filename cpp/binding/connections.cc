@@ -41,6 +41,10 @@ Watch& JoinedWatch::watch() const {
   return *watch_;
 }
 
+void JoinedWatch::time_out(const std::vector<int>& missing, const std::string& reason) const {
+  watch().announce_failure(Failure(FailureKind::kTimeout, -1, reason, missing));
+}
+
 std::unique_ptr<Watch> JoinedWatch::take_watch() {
   static_cast<void>(watch());
   return std::move(watch_);
@@ -126,6 +130,7 @@ void bind_connections(nb::module_& module) {
              Watch& watch = self.watch();
              return self.guarded([&] { return watch.receive_descriptor(rank, timeout_ns); });
            })
+      .def("time_out", &JoinedWatch::time_out, "missing"_a, "reason"_a)
       .def("give_up", &JoinedWatch::give_up);
 
   nb::class_<SealedConnection>(module, "SealedConnection")

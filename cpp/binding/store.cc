@@ -9,6 +9,7 @@
 #include <structmember.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -85,12 +86,19 @@ struct ExchangeFailure {
   explicit operator bool() const { return interrupted || broken || !reason.empty(); }
 };
 
-// Makes one exchange without the GIL.
-ExchangeFailure exchange(int fd, SealedConnection* seals, const StoreRequest& request, StoreAnswer& answer) {
+// Makes one exchange without the GIL. `give_up_ns`: as in Line.
+ExchangeFailure exchange(int fd, SealedConnection* seals, StoreRequest request, long long give_up_ns,
+                         StoreAnswer& answer) {
+  uint64_t patience_ns = kPatience;
+  if (give_up_ns != 0) {
+    const auto left_ns = static_cast<uint64_t>(std::max<int64_t>(0, give_up_ns - steady_now_ns()));
+    request.timeout_ns = std::min(request.timeout_ns, left_ns);
+    patience_ns = std::min(kPatience, left_ns - request.timeout_ns);
+  }
   ExchangeFailure failure;
   PyThreadState* const state = PyEval_SaveThread();
   try {
-    ask_store(fd, request, kPatience, answer, [] { return signal_handler_raised(); }, seals);
+    ask_store(fd, request, patience_ns, answer, [] { return signal_handler_raised(); }, seals);
   } catch (const StoreConnectionError& error) {
     failure.broken = error.error;
   } catch (const Interrupted&) {
@@ -112,11 +120,13 @@ PyObject* set_native_error(const ExchangeFailure& failure) {
 Py_ssize_t size_of(std::string_view view) { return static_cast<Py_ssize_t>(view.size()); }
 
 // StoreLine, the base class of StoreClient. `_fd` is its connection, or -1; `_number` is the number of its last request
-// that must not run twice; the thread that asks, and `_ask_again`, hold `_lock`, a threading.Lock. `seals`: the
+// that must not run twice; the thread that asks, and `_ask_again`, hold `_lock`, a threading.Lock. `_give_up_ns`: when
+// a request that the server does not answer ends, on the steady clock; 0: a minute after its timeout. `seals`: the
 // connection's, shared with a running call; null if its messages have no tags.
 struct Line {
   PyObject_HEAD PyObject* lock;
   unsigned long long number;
+  long long give_up_ns;
   int fd;
   std::shared_ptr<SealedConnection>* seals;
 
@@ -200,7 +210,7 @@ PyObject* ask_locked(Line* line, StoreRequest& request, bool once) {
   const int64_t began_ns = steady_now_ns();
   StoreAnswer answer;
   const auto seals = line->shared_seals();
-  const ExchangeFailure failure = exchange(fd, seals.get(), request, answer);
+  const ExchangeFailure failure = exchange(fd, seals.get(), request, line->give_up_ns, answer);
   if (failure) {
     if (!failure.reason.empty()) set_native_error(failure);
     if (failure.broken) set_connection_error(*failure.broken);
@@ -346,7 +356,7 @@ PyObject* line_ask_once(PyObject* self, PyObject* const* arguments, Py_ssize_t c
   const Line* const line = reinterpret_cast<Line*>(self);
   const auto seals = line->shared_seals();
   StoreAnswer answer;
-  const ExchangeFailure failure = exchange(line->fd, seals.get(), request, answer);
+  const ExchangeFailure failure = exchange(line->fd, seals.get(), request, line->give_up_ns, answer);
   if (failure.interrupted) return nullptr;
   if (failure.broken) return set_connection_error(*failure.broken);
   if (!failure.reason.empty()) return set_native_error(failure);
@@ -396,6 +406,7 @@ void line_dealloc(PyObject* self) {
 PyMemberDef line_members[] = {
     {"_lock", T_OBJECT_EX, offsetof(Line, lock), 0, nullptr},
     {"_number", T_ULONGLONG, offsetof(Line, number), 0, nullptr},
+    {"_give_up_ns", T_LONGLONG, offsetof(Line, give_up_ns), 0, nullptr},
     {"_fd", T_INT, offsetof(Line, fd), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };

@@ -62,8 +62,9 @@ class Wiring:
     """The connections of one rank to the others; `take_controls` and `take_data` transfer the descriptors.
 
     `cores`: the number of cores on which the ranks of the host may run together, even if each is bound to one of them.
-    `controls`: one connection per other rank, none in a communicator that is split off another. `data`: `tcp_streams`
-    connections per rank on another host. `address`: where this rank listens for other hosts. Sockets are non-blocking.
+    `controls`: one connection per other rank, none in a communicator that is split off another. `data`: connections
+    to each rank on another host, equally many. `address`: where this rank listens for other hosts. Sockets are
+    non-blocking.
     """
 
     topology: Topology
@@ -76,6 +77,13 @@ class Wiring:
         """Close the connections that were not taken. Call it once."""
         for wire in [*self.controls.values(), *(wire for several in self.data.values() for wire in several)]:
             os.close(wire.descriptor)
+
+    def split_off_stream(self) -> Wiring:
+        """Return a wiring of the same ranks, which takes one data connection of each rank on another host from this
+        one.
+        """
+        taken = {peer: [wires.pop()] for peer, wires in self.data.items()}
+        return Wiring(self.topology, self.cores, {}, taken, self.address)
 
     def take_controls(self) -> dict[int, tuple[int, bytes, bytes, bool]]:
         """Return the control connections as the native side takes them, which closes them."""
@@ -98,21 +106,23 @@ def wire(
     deadline_ns: int,
     address: str = "127.0.0.1",
     check: Callable[[], None] | None = None,
+    data_streams: int | None = None,
 ) -> Wiring:
     """Connect this rank with all others of the world. All ranks call it.
 
     `purpose` names the communicator, the same on all ranks and used once. `deadline_ns`, of the monotonic clock, is
     that of step 2; `exchange` has its own. `address` is the numeric address that this host offers to others. `check`
-    is called regularly in step 2, and raises an error if another rank has failed. Raises TimeoutError that names the
-    missing ranks, PeerLostError, MismatchError if settings differ that must be equal, AuthenticationError or
-    VersionError; then all connections are closed.
+    is called regularly in step 2, and raises an error if another rank has failed. `data_streams`: how many data
+    connections each rank of another host gets, the same on all ranks; None: as the settings say. Raises TimeoutError
+    that names the missing ranks, PeerLostError, MismatchError if settings differ that must be equal,
+    AuthenticationError or VersionError; then all connections are closed.
     """
     mine = _RankRecord.of(rank, size, settings, address)
     if size == 1:
         return Wiring(compute_topology(0, [""], [host_name()]), mine.cores.bit_count(), {}, {})
     with ExitStack() as listeners:
         plan = _agree(mine, rank, exchange, listeners)
-        slots = _slots(plan, settings.tcp_streams, has_controls=True)
+        slots = _slots(plan, data_streams or settings.tcp_streams, has_controls=True)
         return _connect(plan, slots, settings, key, purpose, deadline_ns, check)
 
 

@@ -69,7 +69,6 @@ class Communicator:
         self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._splits_made = 0  # the number of splits, the same on all ranks
         self._deadline_ns: int | None = None  # of the communicators that it makes; None: by the settings
-        self._tcp_streams: int | None = None
         self._allreduce = native.allreduce
         alive.add(self)
 
@@ -582,15 +581,13 @@ class Communicator:
         return self._child(list(range(self.size)), is_twin=True)
 
     @contextmanager
-    def connecting_by(self, deadline_ns: int, tcp_streams: int | None = None) -> Iterator[None]:
-        """Connect the communicators that the block makes of this one by this time of the monotonic clock, and with so
-        many streams between hosts.
-        """
-        self._deadline_ns, self._tcp_streams = deadline_ns, tcp_streams
+    def connecting_by(self, deadline_ns: int) -> Iterator[None]:
+        """Connect the communicators that the block makes of this one by this time of the monotonic clock."""
+        self._deadline_ns = deadline_ns
         try:
             yield
         finally:
-            self._deadline_ns = self._tcp_streams = None
+            self._deadline_ns = None
 
     def _group_by(
         self, exchange: Exchange, ranks: Sequence[int], name: str, deadline_ns: int
@@ -700,7 +697,7 @@ class Communicator:
     ) -> Communicator:
         name = str(self._splits_made) if name is None else name
         by_ns = deadline_ns or self._deadline_ns
-        child = self._connect(self, ranks, name, is_twin, exchange, by_ns, self._tcp_streams)
+        child = self._connect(self, ranks, name, is_twin, exchange, by_ns)
         self._children.add(child)
         return child
 

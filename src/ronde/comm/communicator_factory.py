@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator import Communicator
 from ronde.comm.shared_memory import await_all, share_bells, share_segment
 from ronde.comm.topology import Topology
-from ronde.errors import UsageError
+from ronde.errors import TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.settings import Settings
 from ronde.stall.reports import ranks_text
@@ -56,32 +57,70 @@ class CommunicatorFactory:
         `check`: raises an error if another rank has failed.
         """
         wiring = wire(rank, size, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, check)
-        try:
-            topology, wanted = wiring.topology, self.wanted
-            core = core_of(wanted.thread_affinity, topology.local_rank, topology.local_size)
+        return self._make_world([wiring], purpose, deadline_ns)[0]
+
+    def make_world_with_twin(
+        self,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        purpose: str,
+        deadline_ns: int,
+        check: Callable[[], None] | None = None,
+    ) -> tuple[Communicator, Communicator]:
+        """Return the communicator of all ranks, and another one of them, with a separate order of calls.
+
+        The second one has one connection to each rank of another host, whatever the setting `tcp_streams` is, and
+        shares the symmetric memory of the first one. Otherwise as `make_world`.
+        """
+        streams = self.wanted.tcp_streams + 1
+        wiring = wire(
+            *(rank, size, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, check),
+            data_streams=streams,
+        )
+        world, twin = self._make_world([wiring, wiring.split_off_stream()], purpose, deadline_ns)
+        return world, twin
+
+    def _make_world(self, wirings: Sequence[Wiring], purpose: str, deadline_ns: int) -> list[Communicator]:
+        """Return the world, and its twin if there is a second wiring.
+
+        No step is a call of a communicator, which may have no time limit: `deadline_ns` limits all of them.
+        """
+        wiring, topology = wirings[0], wirings[0].topology
+        names = range(topology.size)
+        core = core_of(self.wanted.thread_affinity, topology.local_rank, topology.local_size)
+        with ExitStack() as on_error:
+            for each in wirings:
+                on_error.callback(each.close)
             with starting_threads_on(core):
                 connections = _native.SharedConnections(wiring.take_controls())
-                watch = _join_watch(connections, purpose, topology, range(size))
-            try:
-                if topology.local_size < size:
-                    for peer, bell in share_bells(watch, topology, deadline_ns).items():
-                        connections.set_bell(peer, bell)
-                factory = replace(self, core=core, connections=connections, address=wiring.address)
-                native = factory._connect(watch, wiring, None, deadline_ns)
-            except BaseException:
-                watch.give_up()
-                raise
-        except BaseException:
-            wiring.close()
-            raise
-        world = factory._communicator(native, topology, purpose, "world", range(size))
-        try:
-            # Else a rank that leaves at once would be lost to those that still connect to others.
-            await_all(native, rank, size, deadline_ns)
-        except BaseException:
-            world.shutdown()
-            raise
-        return world
+                parts = []
+                for number, each in enumerate(wirings):
+                    suffix = " / twin" if number else ""
+                    watch = _join_watch(connections, f"{purpose}{suffix}", topology, names)
+                    parts.append(_Part(f"world{suffix}", f"{purpose}{suffix}", each, watch))
+                    on_error.callback(parts[-1].give_up)
+            # The messages are those of the first watch: other ranks may not have joined the second one yet.
+            carrier = parts[0].watch
+            if topology.local_size < topology.size:
+                for peer, bell in share_bells(carrier, topology, deadline_ns).items():
+                    connections.set_bell(peer, bell)
+            factory = replace(self, core=core, connections=connections, address=wiring.address)
+            with _telling_missing_ranks(carrier):
+                for part in parts:
+                    nbytes = self._segment_bytes(topology.local_size)
+                    part.segment = share_segment(carrier, topology, nbytes, deadline_ns)
+                # Else a rank that leaves at once would be lost to those that still connect to others.
+                await_all(carrier, topology.rank, topology.size, deadline_ns)
+            made: list[Communicator] = []
+            for part in parts:
+                native = factory._connect(
+                    part.watch, part.wiring, part.take_segment(), made[0].native if made else None
+                )
+                made.append(factory._communicator(native, topology, part.purpose, part.label, names))
+                on_error.callback(made[-1].shutdown)
+            on_error.pop_all()
+        return made
 
     def _make_child(
         self,
@@ -92,14 +131,12 @@ class CommunicatorFactory:
         is_twin: bool,
         exchange: Exchange | None,
         deadline_ns: int | None,
-        tcp_streams: int | None = None,
     ) -> Communicator:
         """Return a communicator of these ranks of the parent, which they make together.
 
         `purpose`: the parent's. `name`: the same on all ranks, and used once for these ranks. `is_twin`: it has all
         ranks of the parent, and shares its symmetric memory. `exchange`: among the ranks; None: by messages of the
-        parent. `deadline_ns`: of the monotonic clock; None: after the start timeout. `tcp_streams`: between hosts,
-        instead of the setting.
+        parent. `deadline_ns`: of the monotonic clock; None: after the start timeout.
         """
         assert self.connections is not None
         # Groups of one split have the same name; their ranks distinguish them.
@@ -111,15 +148,16 @@ class CommunicatorFactory:
         topology = parent.topology.of_ranks(ranks)
         if deadline_ns is None:
             deadline_ns = time.monotonic_ns() + self.wanted.start_timeout_ns
-        wanted = self.wanted if tcp_streams is None else replace(self.wanted, tcp_streams=tcp_streams)
         watch = _join_watch(self.connections, purpose, topology, names)
         try:
             exchange = exchange or exchange_among(parent, ranks)
             wiring = wire_again(
-                topology, exchange, wanted, self.key, purpose, deadline_ns, self.address, watch.check
+                topology, exchange, self.wanted, self.key, purpose, deadline_ns, self.address, watch.check
             )
             try:
-                native = self._connect(watch, wiring, parent.native if is_twin else None, deadline_ns)
+                nbytes = self._segment_bytes(topology.local_size)
+                segment = share_segment(watch, topology, nbytes, deadline_ns)
+                native = self._connect(watch, wiring, segment, parent.native if is_twin else None)
             except BaseException:
                 wiring.close()
                 raise
@@ -140,17 +178,17 @@ class CommunicatorFactory:
         self,
         watch: _native.JoinedWatch,
         wiring: Wiring,
+        segment: int,
         twin: _native.Communicator | None,
-        deadline_ns: int,
     ) -> _native.Communicator:
+        """Return the native communicator; this closes the descriptor `segment`. It exchanges nothing."""
         topology, wanted = wiring.topology, self.wanted
-        segment_bytes = self._segment_bytes(topology.local_size)
         return _native.connect(
             rank=topology.rank,
             hosts=list(topology.hosts),
             host_of=list(topology.host_of),
             cores=wiring.cores,
-            segment=share_segment(watch, topology, segment_bytes, deadline_ns),
+            segment=segment,
             watch=watch,
             data=wiring.take_data(),
             allreduce_algorithm=_ALGORITHMS.index(wanted.allreduce_algorithm),
@@ -171,6 +209,41 @@ class CommunicatorFactory:
                 "memory; with different values of RONDE_HOST_ID groups of them count as several hosts"
             )
         return _native.host_segment_bytes(local_size, self.wanted.staging_bytes)
+
+
+@dataclass
+class _Part:
+    """A communicator of a world that is being made. `segment`: a descriptor, or -1."""
+
+    label: str
+    purpose: str
+    wiring: Wiring
+    watch: _native.JoinedWatch
+    segment: int = -1
+
+    def take_segment(self) -> int:
+        """Return the descriptor, which the caller closes."""
+        segment, self.segment = self.segment, -1
+        return segment
+
+    def give_up(self) -> None:
+        """Fail the communicator on the other ranks, unless it is complete."""
+        self.watch.give_up()
+        if (segment := self.take_segment()) >= 0:
+            os.close(segment)
+
+
+@contextmanager
+def _telling_missing_ranks(watch: _native.JoinedWatch) -> Iterator[None]:
+    """If the block raises TimeoutError, tell the others for which ranks this one has waited: they wait for them, too.
+
+    Otherwise they would learn only that this rank has given up.
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        watch.time_out(list(error.missing), str(error))
+        raise
 
 
 def _join_watch(

@@ -13,6 +13,7 @@ from ronde.errors import MismatchError, PeerError, TimeoutError
 __all__ = ["DescriptorCarrier", "await_all", "share_bells", "share_segment"]
 
 _NO_ROOM = -2  # Watch::kNoRoom of cpp/failures/watch.h
+_VERDICT_NS = 10**9  # beyond the deadline, for rank 0's failure
 _SIGNALS_NS = 100 * 10**6  # how often a waiting rank lets Python handle signals
 
 
@@ -71,12 +72,14 @@ def share_bells(carrier: DescriptorCarrier, topology: Topology, deadline_ns: int
 def await_all(carrier: DescriptorCarrier, rank: int, size: int, deadline_ns: int) -> None:
     """Return when all ranks of the communicator have called this. Raises PeerLostError, TimeoutError at the deadline.
 
+    Ranks other than 0 wait a second longer: rank 0 knows which ranks are missing, and its caller tells the others.
+
     It is a barrier that does not count as a call of the communicator: notes without descriptors go to rank 0 and back.
     """
     what = "rank {} to connect to all others"
     if rank != 0:
         carrier.send_descriptor(0, -1)
-        _await_note(carrier, 0, deadline_ns, what)
+        _await_note(carrier, 0, deadline_ns + _VERDICT_NS, what)
         return
     for peer in range(1, size):
         _await_note(carrier, peer, deadline_ns, what)

@@ -19,6 +19,8 @@ from typing import Any
 import torch.distributed
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from ronde import settings
 from ronde.errors import AbortedError, NotInitializedError, UsageError
@@ -471,6 +473,7 @@ def register() -> None:
         _keep_from_compiler(Operations, _Members, RondeGroup, MixedGroup)
         _replace_monitored_barrier()
         _replace_shutdown()
+        _replace_builtin_hooks()
 
 
 def _replace_monitored_barrier() -> None:
@@ -503,3 +506,27 @@ def _replace_shutdown() -> None:
             original(group)
 
     distributed_c10d._shutdown_backend = shutdown_backend
+
+
+def _replace_builtin_hooks() -> None:
+    """Let `DistributedDataParallel._register_builtin_comm_hook` serve our groups.
+
+    PyTorch's native hooks need futures with lists of tensors as native values, which Python code cannot make. Those of
+    `default_hooks` do the same.
+    """
+    original = DistributedDataParallel._register_builtin_comm_hook
+
+    @functools.wraps(original)
+    def register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
+        group = self.process_group
+        if not isinstance(group, RondeGroup):
+            original(self, comm_hook_type)
+            return
+        kinds = torch.distributed.BuiltinCommHookType
+        hooks = {
+            kinds.ALLREDUCE: default_hooks.allreduce_hook,
+            kinds.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+        }
+        self.register_comm_hook(group, hooks[comm_hook_type])
+
+    DistributedDataParallel._register_builtin_comm_hook = register_builtin_comm_hook

@@ -43,6 +43,7 @@ class GroupConnection:
         communicator: Communicator,
         mailbox: _native.Mailbox,
         ranks: Sequence[int],
+        stall_warning_ns: int,
         world: GroupConnection | None = None,
         messages: Communicator | None = None,
     ) -> None:
@@ -50,7 +51,7 @@ class GroupConnection:
         self._messages = messages
         self.queue = _native.CallQueue(communicator.native)
         self.context = _context_of(communicator.label)
-        self.stall_warning_ns = settings.resolve(settings.environment()).stall_warning_ns
+        self.stall_warning_ns = stall_warning_ns
         self.is_default = False  # whether new groups are made of it
         self.groups: weakref.WeakSet[GroupConnection] = weakref.WeakSet()
         self.names_used: dict[
@@ -168,7 +169,8 @@ def connect_group(world: GroupConnection, ranks: Sequence[int], timeout_ns: int)
     except BaseException as error:
         meeting.tell_failure(error)
         raise
-    group = GroupConnection(communicator, world.mailbox, [world.ranks[each] for each in ranks], world)
+    members = [world.ranks[each] for each in ranks]
+    group = GroupConnection(communicator, world.mailbox, members, world.stall_warning_ns, world)
     world.groups.add(group)
     return group
 
@@ -182,16 +184,13 @@ def _make_world(
     deadline_ns: int,
     check: Callable[[], None] | None = None,
 ) -> GroupConnection:
-    communicator = factory.make_world(rank, size, exchange, name, deadline_ns, check)
-    try:
-        # With one stream a message that a rank has sent before it leaves arrives before the end of the connection.
-        with communicator.connecting_by(deadline_ns, tcp_streams=1):
-            messages = communicator.duplicate()
-    except BaseException:
-        communicator.shutdown()
-        raise
+    # Between hosts the mailbox has one stream: a message that a rank has sent before it leaves arrives before the end
+    # of the connection.
+    communicator, messages = factory.make_world_with_twin(rank, size, exchange, name, deadline_ns, check)
     mailbox = _native.Mailbox(messages.native)
-    return GroupConnection(communicator, mailbox, range(size), messages=messages)
+    return GroupConnection(
+        communicator, mailbox, range(size), factory.wanted.stall_warning_ns, messages=messages
+    )
 
 
 def _context_of(name: str) -> int:

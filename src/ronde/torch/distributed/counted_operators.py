@@ -1,7 +1,8 @@
-"""Shows the calls of a process group to PyTorch's CommDebugMode, which counts collectives.
+"""Shows the calls of a process group to PyTorch's CommDebugMode, which counts collectives, and to its profiler.
 
-PyTorch's own groups call operators, such as `c10d::allreduce_`, which that mode sees. A method written in Python calls
-none, so it tells the mode under which operator its call counts. Other modes of PyTorch's dispatcher do not see it.
+PyTorch's own groups call operators, such as `c10d::allreduce_`, which that mode and the profiler see. A method written
+in Python calls none, so it tells the mode under which operator its call counts, and the profiler gets an event of that
+name, which lasts until the method returns. Other modes of PyTorch's dispatcher do not see it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.profiler
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from ronde.torch.distributed.work import is_profiling
 
 __all__ = ["count_calls"]
 
@@ -69,13 +73,14 @@ def count_calls(group: type) -> None:
 def _counted(method: Callable[..., Any], operator: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        if not _number_of_modes():
+        if not _number_of_modes() and not is_profiling():
             return method(self, *arguments, **named)
         counting = getattr(sys.modules.get(_MODULE), "CommDebugMode", ())
         for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, counting):
                 mode.__torch_dispatch__(_CountedCall(operator), ())
-        with _disable_current_modes():  # a call may consist of others, which do not count
+        # A call may consist of others, which do not count.
+        with _disable_current_modes(), torch.profiler.record_function(f"c10d::{operator}"):
             return method(self, *arguments, **named)
 
     return call

@@ -14,7 +14,7 @@ import json
 import secrets
 import time
 from collections.abc import Collection, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ import torch.distributed
 
 from ronde import settings
 from ronde.comm.communicator_factory import CommunicatorFactory
-from ronde.errors import UsageError
+from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.net import addresses
 from ronde.net.host import host_identity
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _ANSWER_NS = 10 * 10**9
+_GRACE_NS = 10**9  # beyond the timeout, in which members tell each other that it is over
 
 _JOB = "torch.distributed's reconfigure"  # the same for all groups of a user or launcher: they may be merged
 
@@ -90,6 +91,8 @@ class Generations:
 
     def __init__(self) -> None:
         self._server: StoreServer | None = None
+        self._client: StoreClient | None = None  # of the last generation's store
+        self._wanted = Settings()
         self._key: JobKey | None = None
         self._handle = ""
         self._used: set[int] = set()
@@ -100,7 +103,7 @@ class Generations:
         if self._is_closed:
             raise ReconfigureError("the process group was destroyed")
         if not self._handle:
-            wanted = settings.resolve(settings.environment())
+            self._wanted = wanted = settings.resolve(settings.environment())
             self._key = _job_key(wanted)
             self._server = StoreServer(f"tcp:{_own_address(wanted)}:0", self._key)
             place = {
@@ -138,41 +141,81 @@ class Generations:
     def connect(self, planned: Generation, timeout_ns: int) -> GroupConnection:
         """Return the connection of a generation, which all its members make at once.
 
-        Raises TimeoutError that names the missing ranks, PeerLostError if another member raises.
+        Every step ends when `timeout_ns` is over, or a little later. Raises TimeoutError that names the missing ranks,
+        PeerLostError if another member raises or dies.
         """
         if planned.size == 1:
             return connect_alone()
         assert self._key is not None
         assert self._server is not None
-        wanted = settings.resolve(settings.environment())
-        address = addresses.parse_address(self._server.address).host
-        factory = CommunicatorFactory(wanted, self._key, "127.0.0.1" if planned.is_one_machine else address)
-        deadline_ns = time.monotonic_ns() + timeout_ns
-        server = "the member of rank 0 serves it; if that process has ended, leave its handle out"
-        # That store has been there for as long as the handle: if it does not answer, there is nothing to wait for.
-        patience_ns = min(timeout_ns, _ANSWER_NS)
-        with closing(StoreClient(planned.store, self._key, patience_ns, server=server)) as client:
-            made = connect_world(
-                PrefixStore(client, planned.prefix),
-                planned.rank,
-                planned.size,
-                None,
-                max(1, deadline_ns - time.monotonic_ns()),
-                "reconfigure()",
-                lambda exchange: factory,
-            )
-            # All members are connected, so they need the store no longer: the member of rank 0 may end it from now on.
-            try:
-                if planned.rank == 0:
+        address = "127.0.0.1"
+        if not planned.is_one_machine:
+            address = addresses.parse_address(self._server.address).host
+        factory = CommunicatorFactory(self._wanted, self._key, address)
+        began_ns = time.monotonic_ns()
+        deadline_ns = began_ns + timeout_ns
+        try:
+            client = self._store_of(planned, timeout_ns)
+            with ExitStack() as on_error:
+                on_error.callback(self._leave_store)
+                made = connect_world(
+                    PrefixStore(client, planned.prefix),
+                    planned.rank,
+                    planned.size,
+                    None,
+                    max(1, deadline_ns - time.monotonic_ns()),
+                    "reconfigure()",
+                    lambda exchange: factory,
+                )
+                on_error.callback(made.close, "the process group was not reconfigured")
+                if planned.rank == 0:  # the members are connected, and need their keys no longer
                     client.delete_prefix(planned.prefix)
-            except BaseException:
-                made.close("the process group was not reconfigured")
+                on_error.pop_all()
+        except PeerLostError as error:
+            if error.rank >= 0:
                 raise
+            waited_ns = time.monotonic_ns() - began_ns
+            if waited_ns < timeout_ns:
+                raise PeerLostError(f"rank 0 was lost: {error}", 0) from None
+            message = f"rank 0 has not answered for {waited_ns / 1e9:.3g} s: {error}"
+            raise TimeoutError(message, "reconfigure", waited_ns, (0,)) from None
         return made
+
+    def _store_of(self, planned: Generation, timeout_ns: int) -> StoreClient:
+        """Return a connection to the store of the generation, which has been there for as long as its handle.
+
+        So there is nothing to wait for if it does not answer. The connection stays for later generations that meet at
+        the same process. Raises TimeoutError that names rank 0.
+        """
+        assert self._key is not None
+        give_up_ns = time.monotonic_ns() + timeout_ns + _GRACE_NS
+        client = self._client
+        if client is not None and client.address == planned.store and client.is_connected():
+            client.give_up_at(give_up_ns)
+            return client
+        self._leave_store()
+        server = "the member of rank 0 serves it; if that process has ended, leave its handle out"
+        try:
+            self._client = StoreClient(
+                *(planned.store, self._key, min(timeout_ns, _ANSWER_NS)),
+                patience_ns=0,
+                server=server,
+                give_up_ns=give_up_ns,
+            )
+        except TimeoutError as error:
+            message = f"rank 0 has not answered: {error}"
+            raise TimeoutError(message, "reconfigure", error.waited_ns, (0,)) from None
+        return self._client
+
+    def _leave_store(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
     def close(self) -> None:
         """End the store. A second call does nothing."""
         self._is_closed = True
+        self._leave_store()
         server, self._server = self._server, None
         if server is not None:
             server.close()

@@ -97,7 +97,9 @@ def hooked(hook: Any, make_state: Callable[[], Any] = lambda: None) -> list[Any]
 
 
 def float16_hook() -> list[Any]:
-    return hooked(default_hooks.fp16_compress_hook)
+    model = wrapped(bucket_cap_mb=25)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return train(model, sgd(model))
 
 
 def bfloat16_hook() -> list[Any]:

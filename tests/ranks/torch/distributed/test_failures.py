@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -150,8 +151,7 @@ def never_comes(folder: str) -> str:
     """One rank makes no call, and lives: the others time out by the limit of the group, of a call or of a wait."""
     with default_group(folder, timeout_s=3.0) as (rank, size):
         if rank == size - 1:
-            while not all(Path(folder, f"seen{each}").exists() for each in range(size - 1)):
-                time.sleep(0.02)
+            wait_for_files(folder, [f"timed-out-{each}" for each in range(size - 1)])
             return ""
         with pytest.raises(TimeoutError, match="3 s"):
             dist.recv(torch.empty(1), size - 1)
@@ -160,12 +160,12 @@ def never_comes(folder: str) -> str:
             work.wait(timedelta(milliseconds=100))
         with pytest.raises(RondeError) as caught:
             work.wait()
-        Path(folder, f"seen{rank}").touch()
+        Path(folder, f"timed-out-{rank}").touch()
         return f"{type(caught.value).__name__}: {caught.value}"
 
 
-def test_a_rank_that_never_comes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with ranks.start(never_comes, 3, str(tmp_path), environ={"RONDE_STALL_WARNING": "0.3"}) as job:
+def test_a_rank_that_never_comes(tmp_path: Path) -> None:
+    with ranks.start(never_comes, 3, str(tmp_path)) as job:
         outcomes = job.outcomes()
     for outcome in outcomes[:2]:
         assert outcome.error is None, outcome.traceback_text
@@ -175,9 +175,48 @@ def test_a_rank_that_never_comes(tmp_path: Path, capfd: pytest.CaptureFixture[st
         assert "rank 2" in text, text
         assert HOST in text, text
         assert "allreduce" in text or "all_reduce" in text, text
-    report = capfd.readouterr().err
+
+
+class Reports(logging.Handler):
+    """Leaves the stall reports of a rank as files."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "allreduce" in text:
+            written = Path(self.folder, f"{os.getpid()}.part")
+            written.write_text(text)
+            written.rename(Path(self.folder, "report"))
+
+
+def wait_for_report(folder: str) -> None:
+    logging.getLogger("ronde").addHandler(Reports(folder))
+    with default_group(folder) as (rank, size):
+        if rank < size - 1:
+            work = dist.all_reduce(torch.ones(3), async_op=True)
+        wait_for_files(folder, ["report"])
+        dist.group.WORLD.abort()
+        if rank < size - 1:
+            with pytest.raises(AbortedError):
+                work.wait()
+
+
+def test_the_report_names_a_rank_that_never_comes(tmp_path: Path) -> None:
+    ranks.run(wait_for_report, 3, str(tmp_path), environ={"RONDE_STALL_WARNING": "0.3"})
+    report = (tmp_path / "report").read_text()
     for part in ("rank 2", "allreduce", "test_failures.py"):
         assert part in report, f"{part!r} is not in: {report}"
+
+
+def wait_for_files(folder: str, names: list[str]) -> None:
+    """Return when there are such files. The limit only keeps a broken test from hanging."""
+    give_up_s = time.monotonic() + 100
+    while not all(Path(folder, name).exists() for name in names):
+        assert time.monotonic() < give_up_s, f"there are no files {names}"
+        time.sleep(0.02)
 
 
 def late_member(folder: str) -> str:
@@ -188,9 +227,7 @@ def late_member(folder: str) -> str:
                 dist.new_group(timeout=timedelta(seconds=1))
             Path(folder, f"raised-{rank}").touch()
             return str(caught.value)
-        give_up_s = time.monotonic() + 60
-        while len(list(Path(folder).glob("raised-*"))) < size - 1 and time.monotonic() < give_up_s:
-            time.sleep(0.05)
+        wait_for_files(folder, [f"raised-{each}" for each in range(size) if each != 1])
         return ""
 
 

@@ -102,6 +102,8 @@ def profiled(rank: int, size: int) -> None:
         time.sleep(0.1)
         dist.send(torch.ones(5), (rank + 1) % size)
         waiting.wait()
+    calls = [event.name for event in profile.function_events if event.name.startswith("c10d::")]
+    assert calls == ["c10d::allreduce_", "c10d::allgather_"]
     events = {event.name: event for event in profile.function_events if event.name.startswith("ronde:")}
     assert {name: event.input_shapes for name, event in events.items()} == {
         "ronde:all_reduce": [[2, 3]],

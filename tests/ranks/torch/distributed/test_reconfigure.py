@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import pkgutil
+import re
+import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -198,3 +205,94 @@ def many_generations(path: Path) -> list[int]:
 def test_generations_leave_nothing(tmp_path: Path) -> None:
     for counts in ranks.run(many_generations, 2, tmp_path / "store"):
         assert max(counts) - min(counts) <= 2, counts
+
+
+# Where a member can end: (the module of a function that every member calls to make a generation, the function, the
+# call of it at which the member ends)
+STEPS = {
+    "the store": ("ronde.torch.distributed.reconfiguration", "StoreClient", 1),
+    "the records": ("ronde.comm.world_attempt.WorldAttempt", "exchange", 1),
+    "connections": ("ronde.comm.bootstrap", "open_connections", 1),
+    "memory of the world": ("ronde.comm.communicator_factory", "share_segment", 1),
+    "memory of the mailbox": ("ronde.comm.communicator_factory", "share_segment", 2),
+    "the last messages": ("ronde.comm.communicator_factory", "await_all", 1),
+}
+
+
+def ending_at(step: str, sign: int) -> Any:
+    """Send this process a signal before a step."""
+    where, name, number = STEPS[step]
+    owner = pkgutil.resolve_name(where)
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def end_at_step(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), sign)
+        return original(*arguments, **named)
+
+    return mock.patch.object(owner, name, end_at_step)
+
+
+def lose_one_in_every_step(path: Path) -> list[tuple[str, Any]]:
+    """In every step the last member dies; the others reconfigure again without it."""
+    member = Member(path)
+    members = member.handles()
+    errors = []
+    for uuid, step in enumerate(STEPS):
+        ends = ending_at(step, signal.SIGKILL) if member.rank == len(members) - 1 else nullcontext()
+        with ends:
+            error = error_of(partial(rtd.reconfigure, uuid, members, timeout=timedelta(seconds=2)))
+        errors.append((step, error))
+        del members[-1]
+    rtd.reconfigure(len(STEPS), members)
+    assert total() == 3
+    return errors
+
+
+@pytest.mark.slow
+def test_members_name_the_one_that_dies_while_they_connect(tmp_path: Path) -> None:
+    size = len(STEPS) + 2
+    with ranks.start(lose_one_in_every_step, size, tmp_path / "store") as job:
+        outcomes = job.outcomes()
+    for rank in (0, 1):
+        for number, (step, error) in enumerate(outcomes[rank].value):
+            victim = size - 1 - number
+            assert isinstance(error, PeerError), step
+            assert re.search(rf"\branks? .*\b{victim}\b", str(error)), (step, error)
+
+
+def stop_one_in_some_steps(path: Path) -> list[Any]:
+    """A member stops in a step; the others end in time. Then it goes on, and all reconfigure again."""
+    member = Member(path)
+    handles = member.handles()
+    member.store.set(f"pid {member.rank}", str(os.getpid()))
+    errors = []
+    for uuid, (step, victim) in enumerate(STOPS):
+        ends = ending_at(step, signal.SIGSTOP) if member.rank == victim else nullcontext()
+        with ends:
+            error = error_of(partial(rtd.reconfigure, uuid, handles, timeout=timedelta(seconds=3)))
+        member.store.set(f"ended {uuid}/{member.rank}", b"")
+        if member.rank == 1:
+            member.store.get(f"ended {uuid}/{2 - victim}")
+            os.kill(int(member.store.get(f"pid {victim}")), signal.SIGCONT)
+        member.wait_for_all(str(uuid))
+        errors.append(error)
+    rtd.reconfigure(len(STOPS), handles)
+    assert total() == 6
+    dist.destroy_process_group()
+    return errors
+
+
+STOPS = [("the records", 0), ("memory of the mailbox", 0), ("the last messages", 2)]
+
+
+@pytest.mark.slow
+def test_members_do_not_wait_longer_than_the_timeout_for_one_that_stops_while_they_connect(
+    tmp_path: Path,
+) -> None:
+    found = ranks.run(stop_one_in_some_steps, 3, tmp_path / "store")
+    for number, (step, victim) in enumerate(STOPS):
+        for rank in {0, 1, 2} - {victim}:
+            error = found[rank][number]
+            assert isinstance(error, PeerError), step
+            assert re.search(rf"\branks? .*\b{victim}\b", str(error)), (step, error)
