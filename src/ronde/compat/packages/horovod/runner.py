@@ -36,7 +36,6 @@ _OPTIONS = {
     "slots": "--slots-per-host",
     "reset_limit": "--reset-limit",
     "cooldown_range": "--blacklist-cooldown-range",
-    "elastic_timeout": "--elastic-timeout",
     "hosts": "-H",
     "hostfile": "--hostfile",
     "host_discovery_script": "--host-discovery-script",
@@ -77,7 +76,6 @@ def run(
     np: int | None = None,
     min_np: int | None = None,
     max_np: int | None = None,
-    elastic_timeout: float | None = None,
 ) -> list[R]:
     """Call `func(*args, **kwargs)` in `num_proc` (or `np`) processes; return the results by rank.
 
