@@ -222,6 +222,6 @@ def test_a_node_goes_down_and_so_does_the_job(slurm: Slurm) -> None:
     assert step.returncode == 1, err
     assert re.search(
         "and nobody starts it again: 1 of 2 nodes is left, and the job needs 2 "
-        r"\(--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer\)\n",
+        r"\(--nnodes MIN:MAX, or --min-np with -H, lets it go on with fewer\)\. ",
         err,
     )
