@@ -5,7 +5,7 @@
   2. A rank whose large buffers have the same sizes and checksums is a *server*. Ranks that differ, because their states
      hold values of this rank only, serve nothing: a new process gets the state of one rank, not a mixture.
   3. A new process gets an equal share of the bytes from each server; if there are servers on its host, only from these
-     (`plan_shares`). The shares travel in rounds, so that a rank needs memory for one round beside the state.
+     (`plan_shares`). The shares travel in rounds, so that beside the state a new process needs 16 MiB for each server.
   4. A new process unpickles only when the buffers have the checksums that the root has announced, under its HMAC
      (`engine/objects`).
 
