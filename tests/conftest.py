@@ -122,7 +122,7 @@ class NotAgain:
 # They open connections and shared memory when they need them, and keep them.
 ENGINES = ("spark", "ray", "dask", "flink")
 
-ALONE = re.compile("tests/(clusters|soak)/")
+ALONE = re.compile("tests/(clusters/test_mpi|soak/)")
 
 # PySpark 3.5 reads the results of a job from a socket of its own, which it leaves to the garbage collector.
 LEFT_BY_PYSPARK = r"ignore:unclosed <socket.* proto=6, laddr=\('127\.0\.0\.1':ResourceWarning:socket$"

@@ -95,8 +95,8 @@ class Desk:
 # All others: the engine of their name.
 NEEDS = {
     "local": ("slow",),
-    "ssh": ("hosts", "alone"),
-    "slurm": ("root", "alone"),
+    "ssh": ("hosts",),
+    "slurm": ("root",),
     "spark-connect": ("spark",),
 }
 

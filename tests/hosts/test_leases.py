@@ -21,7 +21,7 @@ from tests.hosts.test_ssh_links import discovery
 from ronde.settings import JobKey
 from ronde.testing.hosts import Hosts
 
-pytestmark = pytest.mark.alone  # a silence of three seconds is a death
+pytestmark = pytest.mark.quiet  # a silence of three seconds is a death
 
 QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=0.3"
 # A test that had to wait until a lease has run out would not end in time.

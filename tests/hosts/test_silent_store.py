@@ -17,7 +17,7 @@ from tests.hosts.ssh_jobs import RunningJob, wait_for
 from ronde.settings import JobKey
 from ronde.testing.hosts import Hosts
 
-pytestmark = pytest.mark.alone  # a silence of three seconds is a death
+pytestmark = pytest.mark.quiet  # a silence of three seconds is a death
 
 PORT = 29_400
 IN = ("unshare", "--uts", "sh", "-c", 'hostname "$1" && shift && exec "$@"', "sh")

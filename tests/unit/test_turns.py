@@ -1,4 +1,4 @@
-"""Tests that run at once leave the machine to one that wants to be alone, and do not overtake it."""
+"""Tests that run at once leave the machine to one that runs alone and to quiet ones, and do not overtake them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.turns import Turns
+from tests.turns import Share, Turns
 
 
 @pytest.fixture
@@ -31,33 +31,53 @@ def is_held(file: Path) -> bool:
     return False
 
 
-def test_who_wants_to_be_alone_waits_for_the_others_and_the_next_wait_for_it(
-    processes: list[Turns], tmp_path: Path
+@pytest.mark.parametrize("share", [Share.ALONE, Share.QUIET])
+def test_who_wants_more_of_the_machine_waits_for_the_others_and_the_next_wait_for_it(
+    processes: list[Turns], tmp_path: Path, share: Share
 ) -> None:
     first, second, third = processes
-    order: list[str] = []
+    order: list[Share | str] = []
 
-    def run(process: Turns, is_alone: bool) -> None:
-        with process.turn(is_alone):
-            order.append("alone" if is_alone else "next")
+    def run(process: Turns, share: Share) -> None:
+        with process.turn(share):
+            order.append(share)
 
-    alone = threading.Thread(target=run, args=(second, True))
-    following = threading.Thread(target=run, args=(third, False))
-    with first.turn(False):
-        with third.turn(False):  # at once
-            alone.start()
+    waiting = threading.Thread(target=run, args=(second, share))
+    following = threading.Thread(target=run, args=(third, Share.ANY))
+    with first.turn(Share.ANY):
+        with third.turn(Share.ANY):  # at once
+            waiting.start()
         while not is_held(tmp_path / "gate"):
             os.sched_yield()
         following.start()
         order.append("first")
-    alone.join()
+    waiting.join()
     following.join()
-    assert order == ["first", "alone", "next"]
-    assert not is_held(tmp_path / "machine")
+    assert order == ["first", share, Share.ANY]
+    assert not is_held(tmp_path / "one half")
+
+
+def test_two_quiet_tests_run_at_once_and_a_third_waits(processes: list[Turns], tmp_path: Path) -> None:
+    first, second, third = processes
+    has_begun = threading.Event()
+
+    def run() -> None:
+        with third.turn(Share.QUIET):
+            has_begun.set()
+
+    waiting = threading.Thread(target=run)
+    with first.turn(Share.QUIET):
+        with second.turn(Share.QUIET):
+            waiting.start()
+            while not is_held(tmp_path / "gate"):
+                os.sched_yield()
+            assert not has_begun.is_set()
+        waiting.join()
+    assert has_begun.is_set()
 
 
 def test_a_process_that_a_test_has_forked_keeps_no_turn(processes: list[Turns], tmp_path: Path) -> None:
-    with processes[0].turn(True):
+    with processes[0].turn(Share.ALONE):
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
@@ -66,5 +86,5 @@ def test_a_process_that_a_test_has_forked_keeps_no_turn(processes: list[Turns], 
             os._exit(0)
     os.close(reader)
     with closing(os.fdopen(writer, "wb", buffering=0)):
-        assert not is_held(tmp_path / "machine")
+        assert not is_held(tmp_path / "one half")
     os.waitpid(child, 0)
