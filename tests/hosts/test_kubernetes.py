@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
@@ -49,13 +50,37 @@ if "killed" in sys.argv:
     os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(600)
 """
+# Shows its place in each world, and in which process it is: ids of processes recur in other Pods.
+GO_ON = """
+import os, secrets, time
+
+import numpy
+import ronde
+import ronde.elastic
+
+ronde.init()
+process = secrets.token_hex(8)
+
+@ronde.elastic.run
+def train(state):
+    here = f"{os.uname().nodename} in process {process}"
+    print(f"{here}: rank {ronde.rank()} of {ronde.size()} from step {state.step}", flush=True)
+    while not state.is_done:
+        done = numpy.array([os.path.exists("done")], dtype=numpy.int64)
+        state.is_done = bool(ronde.allreduce(done, op=ronde.Max)[0])
+        state.step += 1
+        state.commit()
+        time.sleep(0.01)
+
+train(ronde.elastic.ObjectState(step=0, is_done=False))
+"""
 SOON = ("--rdzv-conf", "keep_alive_interval=0.5,last_call_timeout=1")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[KubernetesCluster]:
     with Hosts(HOSTS) as hosts, KubernetesCluster(hosts, tmp_path) as cluster:
-        for name, text in (("reduce.py", REDUCE), ("stay.py", STAY), ("fail.py", FAIL)):
+        for name, text in (("reduce.py", REDUCE), ("stay.py", STAY), ("fail.py", FAIL), ("go_on.py", GO_ON)):
             (cluster.image / name).write_text(text)
         yield cluster
 
@@ -123,6 +148,23 @@ def test_lost_pods_are_replaced(cluster: KubernetesCluster) -> None:
     assert code == 0, out + err
     assert [pod.index for pod in cluster.pods] == [0, 1, 1, 0]
     assert out.count("of 2 reduces") == 6
+
+
+def test_workers_of_other_pods_keep_their_processes_when_one_is_lost(cluster: KubernetesCluster) -> None:
+    """It is killed, and another one, which serves the store, has to leave its machine. Replacements join."""
+    job = cluster.submit("--job-name", "t", "--nnodes", "2:3", *SOON, "go_on.py")
+    await_lines(cluster, "of 3 from step 0", 3)
+    cluster.pod(2).kill()
+    await_lines(cluster, "of 2 from step", 2)
+    await_lines(cluster, "of 3 from step", 6)
+    cluster.evict(cluster.pod(0))
+    await_lines(cluster, "of 3 from step", 9)
+    (cluster.image / "done").touch()
+    code, out, err = finish(job)
+    assert code == 0, out + err
+    assert [pod.index for pod in cluster.pods] == [0, 1, 2, 2, 0]
+    processes = {name: set(re.findall(rf"{name} in process (\w+)", out)) for name in ("t-0", "t-1", "t-2")}
+    assert {name: len(found) for name, found in processes.items()} == {"t-0": 2, "t-1": 1, "t-2": 2}
 
 
 def test_no_pod_is_replaced_once_pods_have_come_and_gone_too_often(cluster: KubernetesCluster) -> None:
