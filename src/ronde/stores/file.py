@@ -347,9 +347,9 @@ class FileLog:
     @contextmanager
     def locked(self, exclusive: bool) -> Iterator[bool]:
         """Lock the file against writers, or against readers, too; yields whether all records must be read again."""
-        anew = self._acquire(exclusive)
+        is_reset = self._acquire(exclusive)
         try:
-            yield anew
+            yield is_reset
         except OSError as error:
             raise self._lost(error) from None
         finally:
@@ -362,7 +362,7 @@ class FileLog:
     def _acquire(self, exclusive: bool) -> bool:
         if not is_own(self._fd, self._identity):
             raise PeerLostError(f"cannot use the store at file:{self.path}: the program has closed its file")
-        anew = self._end == 0
+        is_reset = self._end == 0
         while True:
             replacement = None
             try:
@@ -380,10 +380,10 @@ class FileLog:
                     _unlock(self._fd)
                 raise
             if replacement is None:
-                return anew
+                return is_reset
             os.close(self._fd)
             self._use_file(replacement)
-            self._end, anew = 0, True
+            self._end, is_reset = 0, True
 
     def reset(self) -> None:
         """Read from the first record next time."""
