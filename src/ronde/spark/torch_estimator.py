@@ -235,19 +235,14 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         return self._train(training, run)
 
     def write(self) -> ObjectsWriter:
-        """Return what writes this estimator: `estimator.write().overwrite().save(path)`.
-
-        Raises:
-            Nothing.
-        """
+        """Return what writes this estimator: `estimator.write().overwrite().save(path)`. Raises nothing."""
         return ObjectsWriter(self)
 
     @classmethod
     def read(cls) -> ObjectsReader:
         """Return what reads an estimator: `TorchEstimator.read().load(path)`. Loading runs code in the files.
 
-        Raises:
-            Nothing.
+        Raises nothing.
         """
         return ObjectsReader(cls)
 

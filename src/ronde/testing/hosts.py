@@ -35,11 +35,7 @@ Result = TypeVar("Result")
 
 @functools.cache
 def require() -> str:
-    """Return why this process cannot make hosts, or "" if it can.
-
-    Raises:
-        Nothing.
-    """
+    """Return why this process cannot make hosts, or "" if it can. Raises nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -121,45 +117,32 @@ class Hosts:
         return [int(pid) for pid in _ip("netns", "pids", self._name(host)).split()]
 
     def ipv4(self, host: int) -> str:
-        """Return the host's IPv4 address.
+        """Return the host's IPv4 address. Raises nothing.
 
         Args:
             host: The number of the host, from 0; `SWITCH` (254) for the machine itself.
-
-        Raises:
-            Nothing.
         """
         number = os.getpid() % 512  # 198.18.0.0/15 is reserved for tests of networks
         return f"198.{18 + number // 256}.{number % 256}.{host + 1 if host != SWITCH else SWITCH}"
 
     def ipv6(self, host: int) -> str:
-        """Return the host's IPv6 address.
+        """Return the host's IPv6 address. Raises nothing.
 
         Args:
             host: The number of the host, from 0; `SWITCH` (254) for the machine itself.
-
-        Raises:
-            Nothing.
         """
         return f"fd72:6f6e:6465:{os.getpid() % 65536:x}::{host + 1:x}"
 
     def store_address(self, ipv6: bool = False) -> str:
-        """Return an address, with port 0, at which all hosts reach a store of this process.
+        """Return an address, with port 0, at which all hosts reach a store of this process. Raises nothing.
 
         Args:
             ipv6: Return an IPv6 address (default: IPv4).
-
-        Raises:
-            Nothing.
         """
         return f"tcp:[{self.ipv6(SWITCH)}]:0" if ipv6 else f"tcp:{self.ipv4(SWITCH)}:0"
 
     def places(self) -> list[Place]:
-        """Return a place for each rank, host by host, for `ranks.start`.
-
-        Raises:
-            Nothing.
-        """
+        """Return a place for each rank, host by host, for `ranks.start`. Raises nothing."""
         places = []
         for host in range(self.count):
             for local_rank in range(self.ranks_per_host):

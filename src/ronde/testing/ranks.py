@@ -174,13 +174,10 @@ def copies_of(template: Template) -> Iterator[None]:
 
     Some ranks are new interpreters even so: those in other networks, those whose environment differs in variables that
     an interpreter or a library reads at its start, and all ranks if the imports do not allow copies (because they start
-    threads, for example).
+    threads, for example). Raises nothing.
 
     Args:
         template: What `template` returns, opened by `with`.
-
-    Raises:
-        Nothing.
     """
     before, _This.template = _This.template, template
     try:

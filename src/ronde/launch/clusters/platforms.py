@@ -53,14 +53,11 @@ def report_unencrypted(platform: str, remedy: str, is_refused: bool) -> None:
 def deal_partitions(holders: Sequence[Collection[str]], places: Sequence[str]) -> list[list[int]]:
     """Return the numbers of the partitions of each slot, in ascending order.
 
-    All slots get the same number of partitions, or one less, preferably those that their workers hold.
+    All slots get the same number of partitions, or one less, preferably those that their workers hold. Raises nothing.
 
     Args:
         holders: For each partition the workers that hold it.
         places: For each slot its worker; "" if that is not known.
-
-    Raises:
-        Nothing.
     """
     share, longer = divmod(len(holders), len(places))
     dealt: list[list[int]] = [[] for _ in places]
