@@ -93,15 +93,12 @@ class Hosts:
         self._undo.close()
 
     def command(self, host: int) -> tuple[str, ...]:
-        """Return the beginning of a command line that runs on a host.
+        """Return the beginning of a command line that runs on a host. Raises nothing.
 
             subprocess.run([*two.command(1), "ping", "-c1", two.ipv4(0)])
 
         Args:
             host: The number of the host, from 0.
-
-        Raises:
-            Nothing.
         """
         return ("ip", "netns", "exec", self._name(host))
 
