@@ -77,7 +77,8 @@ class Table:
         value = self._values.get(key, b"")
         if value != expected:
             return value
-        self.set(key, desired)
+        if desired != value or key not in self._values:  # else nothing changes, so that no store records it
+            self.set(key, desired)
         return desired
 
     def delete(self, key: bytes) -> bool:
