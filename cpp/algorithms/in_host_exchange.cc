@@ -140,7 +140,7 @@ void HostGroup::deal(const Call& call, const void* in, const Parts& from, void* 
     }
     exchange_announcements(call, own_largest, &places, blocks, small_payload_bytes(own_largest));
   } else {
-    // It also announces where its blocks begin, because a rank that reads them knows only the places of its own.
+    // It also announces where its blocks begin, because a rank that reads them knows only its places.
     const Places places = places_of(in, end_of(from));
     exchange_announcements(call, own_largest, &places, from.offsets.data(), from.offsets.size_bytes());
   }

@@ -7,7 +7,7 @@
 //      threads.
 //   2. A call that fails does not stop the queue. After a Failure the communicator throws the same one at every later
 //      call; after a UsageError, and a MismatchError within a host, the next call works.
-//   3. Whoever owns the queue closes it before the communicator is destroyed. close() ends the thread: the running call
+//   3. The owner of the queue closes it before the communicator is destroyed. close() ends the thread: the running call
 //      gets a moment; then it is aborted, as are the calls that have not begun, because other ranks may wait in them.
 //   4. The memory of a call must exist until the call is over.
 //   5. While calls are queued or running, no thread makes other collective calls on the communicator: their place in

@@ -13,8 +13,8 @@
 // only when all ranks of their host have finished the last round, so a report always concerns the slot's current
 // tensor.
 //
-// Why no rank waits in vain: a leader forwards an entry before it takes the entry, so all ranks learn of every
-// operation that one of them has begun.
+// Every rank that waits gets its operation: a leader forwards an entry before it takes the entry, so all ranks learn of
+// every operation that one of them has begun.
 //
 // While no thread waits for a ready tensor, the leader lingers: it delays its decision a moment for more tensors. So a
 // burst of small tensors costs little more than one.

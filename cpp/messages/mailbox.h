@@ -1,7 +1,7 @@
 // A mailbox: point-to-point messages with tags, which any thread posts at any time and in any order without blocking.
 //
-// It takes over the links of one communicator for good: from then on nobody makes calls on that communicator. All ranks
-// of the communicator create a mailbox, which receives from then on.
+// It takes over the links of one communicator for good: from then on no thread makes calls on that communicator. All
+// ranks of the communicator create a mailbox, which receives from then on.
 //
 // The rules of messages:
 //   1. A receive matches the first message, in order of arrival, with its context and tag from its peer, or from any of
@@ -24,11 +24,11 @@
 //     later, when the link has released them, which takes a peer that is not stopped. close() fails all at once; then
 //     shut the communicator down, which tells the other ranks.
 //
-// Threads: a mutex guards everything, and whoever holds it may drive the links. A post moves what it can. A thread in
-// wait() drives: first it looks again and again, then it sleeps on the bell (bell.h). So at most one thread sleeps
-// there; other waiting threads sleep until their messages have ended. The mailbox's own thread sleeps on the bell
-// whenever no waiting thread drives. Otherwise it is parked. While a thread looks, the bell counts as awake, so that
-// peers need not wake the sleeper; the last such thread announces the sleep again.
+// Threads: a mutex guards everything, and the thread that holds it may drive the links. A post moves what it can. A
+// thread in wait() drives: first it looks again and again, then it sleeps on the bell (bell.h). So at most one thread
+// sleeps there; other waiting threads sleep until their messages have ended. The mailbox's own thread sleeps on the
+// bell whenever no waiting thread drives. Otherwise it is parked. While a thread looks, the bell counts as awake, so
+// that peers need not wake the sleeper; the last such thread announces the sleep again.
 #pragma once
 
 #include <atomic>
@@ -199,7 +199,7 @@ class Mailbox : private Communicator::LinkUser {
     std::deque<Incoming> incoming;
     uint64_t offers_received = 0;
     std::map<uint64_t, LongReceive> accepted;
-    std::vector<std::byte> discarded;  // bytes that nobody wants are received here
+    std::vector<std::byte> discarded;  // bytes of messages without a receiver
   };
 
   void release_links() override;

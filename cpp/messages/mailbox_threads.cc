@@ -22,8 +22,8 @@ namespace {
 // A waiting thread checks for signals this often: while it moves bytes, and while it sleeps.
 constexpr int64_t kLookNs = 50'000'000;
 constexpr int64_t kCheckNs = 1'000'000'000;
-// For how long a waiting thread looks in vain. A yield may give the core to nobody, or to another program.
-constexpr int64_t kVainNs = 10'000;
+// For how long a waiting thread looks without news. A yield may give the core to no thread, or to another program.
+constexpr int64_t kLookWithoutNewsNs = 10'000;
 // For how long the mailbox's thread stays parked before it looks whether waiting threads still drive: longer if one
 // sleeps now, or has driven since.
 constexpr auto kShortestPark = std::chrono::milliseconds(1);
@@ -40,7 +40,7 @@ bool Mailbox::is_busy() const {
   });
 }
 
-// How often a thread looks in vain before it sleeps. Looking at sockets takes a system call.
+// How often a thread looks without news before it sleeps. Looking at sockets takes a system call.
 int Mailbox::most_looks() const {
   const WaitPolicy& policy = links_.policy;
   return links_.has_sockets ? std::max(policy.spins / 64, 1) : policy.spins + policy.yields;
@@ -162,7 +162,7 @@ void Mailbox::wait(Message& message, int64_t until_ns) {
 }
 
 // Drives the links until a message has ended. It stays the driver after a ring that was about something else, such as
-// room in a link: the mailbox's thread would be woken in vain.
+// room in a link: the mailbox's thread would be woken for nothing that it can do.
 Mailbox::Drive Mailbox::drive(Message& message, int64_t until_ns) {
   std::unique_lock lock(mutex_);
   if (failure_) return Drive::kSlept;
@@ -198,12 +198,12 @@ Mailbox::Drive Mailbox::look_and_sleep(std::unique_lock<std::mutex>& lock, Messa
   return interrupted ? Drive::kInterrupted : Drive::kSlept;
 }
 
-// Looks until the message has ended, or in vain for a while: `most` times, or longer once something has moved. Returns
-// true at `end_ns`.
+// Looks until the message has ended, or there was no news for a while: `most` times, or longer once something has
+// moved. Returns true at `end_ns`.
 bool Mailbox::look(std::unique_lock<std::mutex>& lock, const Message& message, int64_t end_ns, int most) {
   int64_t now_ns = steady_now_ns(), moved_ns = now_ns;
   end_ns = std::min(end_ns, now_ns + kLookNs);
-  for (int looks = 0; !failure_ && looks < most && now_ns - moved_ns < kVainNs; ++looks) {
+  for (int looks = 0; !failure_ && looks < most && now_ns - moved_ns < kLookWithoutNewsNs; ++looks) {
     const bool moved = step(looks > 0);
     if (!message.is_pending()) return false;
     lock.unlock();

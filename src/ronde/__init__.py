@@ -196,40 +196,20 @@ __all__ = [
     "world",
 ]
 
-_OF_THE_WORLD = (
-    "cross_rank",
-    "cross_size",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "rank",
-    "size",
-    "world",
-)
-_OF_THE_PROCESS = (
-    "add_process_set",
-    "get_process_set_ids_and_ranks",
-    "global_process_set",
-    "init",
-    "join",
-    "remove_process_set",
-    "shutdown",
-    "start_timeline",
-    "stop_timeline",
-)
-
-_LAZY = {  # all other names are operations of the engine
-    "Checkpoints": "ronde.checkpoints",
-    "Communicator": "ronde.comm.communicator",
-    **dict.fromkeys(_OF_THE_WORLD, "ronde.comm.world"),
-    "Handle": "ronde._native",
-    **dict.fromkeys(_OF_THE_PROCESS, "ronde.engine.process"),
-    "ProcessSet": "ronde.engine.process",
-    "record": "ronde.process.uncaught",
-    "run": "ronde.launch.callables",
-    **dict.fromkeys(("allgather_object", "broadcast_object"), "ronde.engine.objects"),
+_PLACES = {  # all other names are operations of the engine
+    "ronde._native": "Handle",
+    "ronde.checkpoints": "Checkpoints",
+    "ronde.comm.communicator": "Communicator",
+    "ronde.comm.world": "cross_rank cross_size is_homogeneous is_initialized local_rank local_size rank size world",
+    "ronde.engine.objects": "allgather_object broadcast_object",
+    "ronde.engine.process": (
+        "ProcessSet add_process_set get_process_set_ids_and_ranks global_process_set init join remove_process_set "
+        "shutdown start_timeline stop_timeline"
+    ),
+    "ronde.launch.callables": "run",
+    "ronde.process.uncaught": "record",
 }
+_LAZY = {name: module for module, names in _PLACES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -41,7 +41,7 @@ def both(words: list[str], directory: Path, *variables: dict[str, str]) -> list[
     return right.splitlines()
 
 
-def test_nodes(tmp_path: Path) -> None:
+def test_a_node_with_another_key_is_turned_away_and_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     line = f"run --nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port('127.0.0.1')} train.py"
     serves, comes = ({"PET_RDZV_CONF": f"join_timeout=15,is_host={word}"} for word in ("true", "false"))
@@ -51,7 +51,7 @@ def test_nodes(tmp_path: Path) -> None:
     )
 
 
-def test_ranks(tmp_path: Path) -> None:
+def test_a_rank_with_another_key_is_turned_away_and_named(tmp_path: Path) -> None:
     port = str(free_port("127.0.0.1"))
     rank = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RONDE_START_TIMEOUT": "15"}
     program = [sys.executable, "-c", "import ronde; ronde.init()"]

@@ -108,7 +108,7 @@ def test_an_estimator_takes_a_frame(frame: Any) -> None:
         model.predict(frame)
 
 
-def test_mistakes(client: Any, frame: Any) -> None:
+def test_the_error_of_unusable_data_names_the_cause(client: Any, frame: Any) -> None:
     with pytest.raises(UsageError, match="'x'"):
         read(frame, "x")
     with pytest.raises(UsageError, match="names are no strings, such as 0: rename them"):

@@ -88,7 +88,7 @@ def settings_of(java: Any) -> dict[str, str]:
     return {name: value for name, value in java.getConfiguration().toMap().items() if "__" not in name}
 
 
-def test_mistakes(tables: Any, cluster: Any) -> None:
+def test_the_error_of_unusable_data_names_the_cause(tables: Any, cluster: Any) -> None:
     table = tables.sql_query(QUERY)
     with pytest.raises(UsageError, match=r"the table lacks the columns \['x'\]"):
         read(table, "x")

@@ -143,7 +143,7 @@ def test_run_returns_when_its_tasks_have_ended(context: Any) -> None:
     assert not context.statusTracker().getActiveJobsIds()
 
 
-def test_digits(context: Any) -> None:
+def test_the_example_of_digits_trains_on_spark(context: Any) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed here")
     import runpy
 

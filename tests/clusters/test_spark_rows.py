@@ -67,7 +67,7 @@ def test_partitions_that_are_too_few_or_empty(session: Any) -> None:
     assert (state.sums["X"].tolist(), sorted(state.shares)) == ([3, 3], [0, 3])
 
 
-def test_mistakes(frame: Any) -> None:
+def test_the_error_of_unusable_data_names_the_cause(frame: Any) -> None:
     with pytest.raises(UsageError, match=r"the data frame lacks the columns \['x'\]"):
         read(frame, "x")
     with pytest.raises(UsageError, match="column 'text' has the type string"):

@@ -15,7 +15,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from ronde.settings import JobKey
@@ -98,12 +97,10 @@ class Remote:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         with suppress(BrokenPipeError):
             self._to.close()
-        if error:
+        if kind:
             self._process.kill()
         self._process.wait()
         self._from.close()

@@ -254,7 +254,7 @@ def test_more_keys_at_one_moment_than_etcd_takes(connect: Callable[..., EtcdStor
     store.set("key 1", b"still here")
 
 
-def test_by_ipv6(connect: Callable[..., EtcdStore]) -> None:
+def test_etcd_is_reached_by_ipv6(connect: Callable[..., EtcdStore]) -> None:
     with EtcdCluster(host="::1") as six:
         store = EtcdStore([f"http://{six.endpoints[0]}"], "six", LONG)
         other = store.fork()

@@ -280,13 +280,13 @@ def test_nodes_with_different_terms_get_the_difference(job: Job) -> None:
     assert "host-c" in reason
 
 
-def test_wishes(job: Job) -> None:
+def test_nodes_get_the_group_ranks_that_they_wish(job: Job) -> None:
     dynamic(job)
     nodes = [job.add(name, wish=2 - rank, min_nodes=3, max_nodes=3) for rank, name in enumerate("abc")]
     assert [node.begins().group_rank for node in nodes] == [2, 1, 0]
 
 
-def test_too_few_nodes(job: Job) -> None:
+def test_the_error_of_too_few_nodes_says_how_many_are_here(job: Job) -> None:
     alone = job.add("a", min_nodes=2, max_nodes=2, join_timeout_ns=S)
     reason = alone.expect(RendezvousBroken).reason
     assert "waited 1 s for all nodes: 1 of 2 nodes is here" in reason
@@ -453,7 +453,7 @@ def test_others_can_register_a_rendezvous(monkeypatch: pytest.MonkeyPatch) -> No
         register("tcp", make)
 
 
-def test_alone() -> None:
+def test_a_node_alone_starts_again_after_a_failure() -> None:
     node = TestNode(RendezvousConfig(), JobKey.generate(), "a")
     assert node.begins().nodes == (node.node,)
     node.rendezvous.fail(BOOM)

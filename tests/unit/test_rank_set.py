@@ -39,5 +39,5 @@ def test_union_of_parts(part_of: list[int]) -> None:
 
 
 @given(RANKS, RANKS)
-def test_within(some: set[int], others: set[int]) -> None:
+def test_within_is_the_relation_of_subsets(some: set[int], others: set[int]) -> None:
     assert RankSet.of(some).within(RankSet.of(others)) == (some <= others)

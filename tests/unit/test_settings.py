@@ -14,7 +14,7 @@ from ronde.settings import JobKey, Settings, environment, ignored_horovod_variab
 SECOND = 10**9
 
 
-def test_defaults() -> None:
+def test_without_variables_all_settings_have_their_defaults() -> None:
     assert resolve({}) == Settings()
     assert resolve({"PATH": "/bin", "RONDE_TIMEOUT": " "}) == Settings()
 

@@ -70,21 +70,17 @@ class BackendContext:
     def lack_of_store(self) -> str | None:
         """Return why the ranks have no store where they can meet, as a clause for `Backend.missing`; None if they have.
 
-        Raises:
-            Nothing.
+        Raises nothing.
         """
         return (
             "the job has no store where the ranks can meet" if self.store is None and self.size > 1 else None
         )
 
     def patience(self, operation: str) -> Patience:
-        """Return the patience for an operation that begins now.
+        """Return the patience for an operation that begins now. Raises nothing.
 
         Args:
             operation: The name of the operation, for errors, such as "allreduce".
-
-        Raises:
-            Nothing.
         """
         return Patience(self, operation)
 
@@ -168,19 +164,13 @@ class Backend(ABC):
     def missing(self) -> str | None:
         """Return why this rank cannot take part, as a clause such as "PyTorch cannot be imported"; None if it can.
 
-        The call does not wait for other ranks.
-
-        Raises:
-            Nothing.
+        The call does not wait for other ranks. Raises nothing.
         """
 
     def claim(self) -> str:
         """Return the name of a resource that this rank cannot share with other ranks, such as a GPU, or "".
 
-        Ranks that claim the same name cannot use the backend. Called if `missing` has returned None.
-
-        Raises:
-            Nothing.
+        Ranks that claim the same name cannot use the backend. Called if `missing` has returned None. Raises nothing.
         """
         return ""
 
@@ -197,25 +187,21 @@ class Backend(ABC):
     def close(self, failed: bool) -> None:
         """Release all resources. Collectives that still run must not write to their memory any more, if possible.
 
+        Raises nothing.
+
         Args:
             failed: The other ranks may be gone, or in the middle of an operation: do not wait for them.
-
-        Raises:
-            Nothing.
         """
 
     @abstractmethod
     def is_enabled(self, kind: Kind, dtype: DType, op: ReduceOp) -> bool:
-        """Return whether the backend carries an operation. The answer depends on the arguments alone.
+        """Return whether the backend carries an operation. The answer depends on the arguments alone. Raises nothing.
 
         Args:
             kind: The operation.
             dtype: The type of the elements. Reductions come only in the forms of `ronde.backends.carrier`, such as Sum
                 of float32, or in those of `DeviceBackend`.
             op: The reduction; without effect for other operations.
-
-        Raises:
-            Nothing.
         """
 
     @abstractmethod
@@ -316,15 +302,12 @@ class DeviceBackend(Backend):
 
     @abstractmethod
     def view(self, address: int, size: int, dtype: DType) -> Any:
-        """Return memory of the device as an array with one axis, without a copy.
+        """Return memory of the device as an array with one axis, without a copy. Raises nothing.
 
         Args:
             address: The address of the first byte.
             size: The number of bytes.
             dtype: The type of the elements.
-
-        Raises:
-            Nothing.
         """
 
 
@@ -332,13 +315,10 @@ def at_exit(action: Callable[[], None]) -> None:
     """Run an action at the end of the process, after the engine has shut down.
 
     Python runs handlers of `atexit` in the opposite order of their registration. The engine imports this module before
-    it registers its own handler, so the actions follow it.
+    it registers its own handler, so the actions follow it. Raises nothing.
 
     Args:
         action: what to run, such as finalizing the library.
-
-    Raises:
-        Nothing.
     """
     _at_exit.append(action)
 

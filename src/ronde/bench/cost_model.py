@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from ronde.bench.collective_traffic import (
     JobShape,
     Traffic,
-    algorithms_of,
     least_traffic,
     traffic_of,
 )
 
-__all__ = ["Prediction", "Rates", "least_seconds", "predict", "predict_all", "seconds_of"]
+__all__ = ["Prediction", "Rates", "least_seconds", "predict", "seconds_of"]
 
 
 @dataclass(frozen=True)
@@ -78,14 +77,3 @@ def predict(
     seconds = seconds_of(traffic_of(operation, algorithm, shape, nbytes, is_symmetric), rates)
     least = least_seconds(operation, shape, nbytes, rates)
     return Prediction(algorithm, seconds, least / seconds if seconds > 0 else 1.0)
-
-
-def predict_all(
-    operation: str, shape: JobShape, nbytes: int, rates: Rates, is_symmetric: bool = False
-) -> list[Prediction]:
-    """Return a prediction for each algorithm, the fastest first."""
-    each = [
-        predict(operation, algorithm, shape, nbytes, rates, is_symmetric)
-        for algorithm in algorithms_of(operation, shape)
-    ]
-    return sorted(each, key=lambda one: one.seconds)

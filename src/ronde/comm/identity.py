@@ -39,7 +39,6 @@ __all__ = [
     "InitArguments",
     "MeetingPoint",
     "Surroundings",
-    "detect",
     "identify",
     "interpret_init_arguments",
 ]
@@ -123,11 +122,6 @@ def identify(
         return Identity(0, 1, launched.launcher, None)
     meeting = _meeting_point(environ, here, launched, store)
     return Identity(launched.rank, launched.size, launched.launcher, meeting)
-
-
-def detect(environ: Environment, here: Surroundings) -> Identity | None:
-    """Return the identity that the launcher's variables give, or None without a launcher. Raises UsageError."""
-    return identify(environ, here) if _from_launcher(environ) else None
 
 
 def _from_launcher(environ: Environment) -> _Launched | None:

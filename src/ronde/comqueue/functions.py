@@ -124,13 +124,10 @@ class ComContext:
         return obj
 
     def contains_obj(self, name: str) -> bool:
-        """Return whether there is an object of that name.
+        """Return whether there is an object of that name. Raises nothing.
 
         Args:
             name: Its name.
-
-        Raises:
-            Nothing.
         """
         return name in self._objects
 

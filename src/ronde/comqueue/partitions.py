@@ -59,8 +59,7 @@ class LocatedRows(Protocol):
     def opener(self) -> Callable[[TaskGroup], RowSource]:
         """Return a function that all tasks call, at the same time, to get their rows. It can be pickled.
 
-        Raises:
-            Nothing.
+        Raises nothing.
         """
 
 

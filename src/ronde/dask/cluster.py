@@ -73,13 +73,10 @@ class DaskCluster:
     def take_rows(self, frame: Any) -> None:
         """Run tasks where the rows of a data frame are, and give each of them some of its partitions.
 
-        The worker of a task finds them by `ronde.launch.clusters.platforms.ROWS`. Not for elastic jobs.
+        The worker of a task finds them by `ronde.launch.clusters.platforms.ROWS`. Not for elastic jobs. Raises nothing.
 
         Args:
             frame: A data frame of Dask.
-
-        Raises:
-            Nothing.
         """
         self._frame = frame
 
@@ -159,13 +156,10 @@ class DaskCluster:
                 )
 
     def cancel(self, reason: str) -> None:
-        """Withdraw all tasks, and close the connection to the scheduler. A second call does nothing.
+        """Withdraw all tasks, and close the connection to the scheduler. A second call does nothing. Raises nothing.
 
         Args:
             reason: Why, for the reports about the tasks.
-
-        Raises:
-            Nothing.
         """
         with self._requests:
             client, self._own = self._own, None

@@ -154,7 +154,7 @@ def _receive(header: ObjectHeader, name: str, process_set: ProcessSet | None) ->
 
 
 def _name_of(piece: np.ndarray[Any, Any], name: str) -> str:
-    """Whole pieces have a name of their own, so that all but the first need no negotiation."""
+    """Whole pieces have a separate name, so that all but the first need no negotiation."""
     return f"{name}.piece" if piece.size == _PIECE_BYTES else f"{name}.content"
 
 

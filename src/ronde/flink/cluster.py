@@ -131,12 +131,11 @@ class FlinkCluster:
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
         """Submit a job with a subtask for each ticket, in another thread, when the cluster has enough free slots.
 
+        Raises nothing.
+
         Args:
             tickets: One for each task.
             events: Takes the reports about these tasks. They also get all failures.
-
-        Raises:
-            Nothing.
         """
         is_cancelled = self._is_cancelled
         self._following = threading.Thread(
@@ -150,25 +149,19 @@ class FlinkCluster:
     def cancel(self, reason: str) -> None:
         """Have the job cancelled, unless it ends now, by the thread that follows it. Returns at once.
 
-        A `capacity` of another thread that waits for its answer ends with an error.
+        A `capacity` of another thread that waits for its answer ends with an error. Raises nothing.
 
         Args:
             reason: Has no effect: Flink takes no reason.
-
-        Raises:
-            Nothing.
         """
         is_cancelled, self._is_cancelled = self._is_cancelled, threading.Event()
         is_cancelled.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the job has ended.
+        """Wait until the job has ended. Raises nothing.
 
         Args:
             seconds: The longest wait. After it the call returns as well.
-
-        Raises:
-            Nothing.
         """
         if self._following:
             self._following.join(seconds)

@@ -146,13 +146,10 @@ class WorkerSpec:
     key_by_descriptor: bool = False
 
     def longest_end_ns(self, farewell: bool = True) -> int:
-        """Return the longest time that the end of the workers takes, in nanoseconds.
+        """Return the longest time that the end of the workers takes, in nanoseconds. Raises nothing.
 
         Args:
             farewell: Whether a signal from outside, not a typed one, ends them (true).
-
-        Raises:
-            Nothing.
         """
         return self.grace_ns + (self.farewell_ns if farewell else self.patience_ns) + self.patience_ns
 

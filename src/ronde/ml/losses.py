@@ -41,7 +41,7 @@ class Loss(ABC):
 
     @abstractmethod
     def values_and_slopes(self, y: Array, scores: Array) -> tuple[Array, Array]:
-        """Return the loss of each row, and its derivative by the scores.
+        """Return the loss of each row, and its derivative by the scores. Raises nothing.
 
         Args:
             y: The targets, with one entry or row for each row of the data.
@@ -49,9 +49,6 @@ class Loss(ABC):
 
         Returns:
             Values, shape (rows,), and slopes, of the scores' shape. At a kink the slope is one of the subgradients.
-
-        Raises:
-            Nothing.
         """
 
     def check_targets(self, y: Array) -> None:
@@ -67,14 +64,11 @@ class Loss(ABC):
             raise UsageError(f"y has the dtype {y.dtype}: {type(self).__name__} expects numbers")
 
     def values(self, y: Array, scores: Array) -> Array:
-        """Return the loss of each row.
+        """Return the loss of each row. Raises nothing.
 
         Args:
             y: As of `values_and_slopes`.
             scores: As of `values_and_slopes`.
-
-        Raises:
-            Nothing.
         """
         return self.values_and_slopes(y, scores)[0]
 

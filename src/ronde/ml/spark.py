@@ -162,20 +162,12 @@ class SparkModel(Model, _Columns, MLReadable, MLWritable):
         self.setParams(**params)
 
     def write(self) -> _Writer:
-        """Return what writes this model: `model.write().overwrite().save(path)`.
-
-        Raises:
-            Nothing.
-        """
+        """Return what writes this model: `model.write().overwrite().save(path)`. Raises nothing."""
         return _Writer(self, self.estimator)
 
     @classmethod
     def read(cls) -> _Reader:
-        """Return what reads a model: `SparkModel.read().load(path)`.
-
-        Raises:
-            Nothing.
-        """
+        """Return what reads a model: `SparkModel.read().load(path)`. Raises nothing."""
         return _Reader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -243,20 +235,12 @@ class SparkEstimator(Estimator, _Columns, HasLabelCol, HasWeightCol, MLReadable,
         return self._set(weightCol=value)
 
     def write(self) -> _Writer:
-        """Return what writes this estimator: `estimator.write().overwrite().save(path)`.
-
-        Raises:
-            Nothing.
-        """
+        """Return what writes this estimator: `estimator.write().overwrite().save(path)`. Raises nothing."""
         return _Writer(self, self._estimator())
 
     @classmethod
     def read(cls) -> _Reader:
-        """Return what reads an estimator: `SparkEstimator.read().load(path)`.
-
-        Raises:
-            Nothing.
-        """
+        """Return what reads an estimator: `SparkEstimator.read().load(path)`. Raises nothing."""
         return _Reader(cls)
 
     def _estimator(self) -> DistributedEstimator:

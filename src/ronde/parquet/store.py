@@ -9,8 +9,8 @@ Each run has a folder there:
 
 1. A file is written under another name and renamed when it is complete.
 2. The metrics of an epoch are written after its checkpoint: where they are, it is complete, and is never overwritten.
-3. `training.pkl` is code. The driver sends the ranks its digest, and they run no other. Whoever may write into the
-   store can change the data and the weights of a run, but run no code in it: `torch.load` reads only weights.
+3. `training.pkl` is code. The driver sends the ranks its digest, and they run no other. A user who may write into
+   the store can change the data and the weights of a run, but run no code in it: `torch.load` reads only weights.
 """
 
 from __future__ import annotations

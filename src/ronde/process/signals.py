@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Collection
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 __all__ = [
@@ -60,9 +60,7 @@ class SignalInbox:
         }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler)
         if self._old_handlers:

@@ -284,10 +284,8 @@ class RayExecutor:
     def shutdown(self) -> None:
         """End the workers. A second call does nothing.
 
-        A call that does not end within half a second raises RondeError in the thread that waits for its results.
-
-        Raises:
-            Nothing.
+        A call that does not end within half a second raises RondeError in the thread that waits for its results. Raises
+        nothing.
         """
         job, self._job = self._job, None
         if job:

@@ -40,13 +40,10 @@ class Placing:
     strategy: str = "PACK"
 
     def slots_in(self, resources: dict[str, float]) -> int:
-        """Return how many slots fit into resources.
+        """Return how many slots fit into resources. Raises nothing.
 
         Args:
             resources: Numbers by the names of Ray's resources, such as {"CPU": 8.0, "GPU": 1.0}.
-
-        Raises:
-            Nothing.
         """
         needs = {"CPU": self.cpus, "GPU": self.gpus}
         return min((int(resources.get(name, 0) // each) for name, each in needs.items() if each), default=0)
@@ -88,10 +85,7 @@ class RayCluster:
     def capacity(self) -> Capacity | None:
         """Return the number of slots of all Ray nodes, and of free ones; None in a given placement group.
 
-        Also None if this process is not connected to a Ray cluster.
-
-        Raises:
-            Nothing.
+        Also None if this process is not connected to a Ray cluster. Raises nothing.
         """
         if self._given_group or not ray.is_initialized():
             return None
@@ -125,13 +119,10 @@ class RayCluster:
         threading.Thread(target=self._follow, args=(slots, events), name="ronde-ray", daemon=True).start()
 
     def cancel(self, reason: str) -> None:
-        """Kill the actors of all slots.
+        """Kill the actors of all slots. Raises nothing.
 
         Args:
             reason: Has no effect: Ray takes no reason.
-
-        Raises:
-            Nothing.
         """
         with self._lock:
             actors = list(self._running.values())

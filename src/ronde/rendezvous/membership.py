@@ -123,13 +123,10 @@ class Rules:
     longest_end_ns: int = 0
 
     def patience_ns(self, is_first: bool) -> int:
-        """Return how long a node waits for a round, in nanoseconds.
+        """Return how long a node waits for a round, in nanoseconds. Raises nothing.
 
         Args:
             is_first: Whether it has been in no round.
-
-        Raises:
-            Nothing.
         """
         return self.first_join_timeout_ns if is_first and self.first_join_timeout_ns else self.join_timeout_ns
 
@@ -190,12 +187,11 @@ class Round:
 def node_names(some: Iterable[Node], nodes: Sequence[Node]) -> list[str]:
     """Return the names of some nodes of a round, for messages: their hosts, with numbers for agents of one host.
 
+    Raises nothing.
+
     Args:
         some: The nodes to name.
         nodes: Those of the round, in the order of their group ranks.
-
-    Raises:
-        Nothing.
     """
     numbers = {node.id: number for number, node in enumerate(nodes)}
     counts = Counter(node.host for node in nodes)
@@ -236,13 +232,10 @@ class NodesLost:
     ranges: tuple[int, ...] = ()
 
     def ids(self, roster: tuple[Node, ...]) -> set[str]:
-        """Return the ids of all lost nodes.
+        """Return the ids of all lost nodes. Raises nothing.
 
         Args:
             roster: The nodes of the round that has ended, by group rank.
-
-        Raises:
-            Nothing.
         """
         pairs = zip(self.ranges[::2], self.ranges[1::2])
         listed = {node.id for first, last in pairs for node in roster[first : last + 1]}

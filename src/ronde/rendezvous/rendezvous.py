@@ -81,13 +81,10 @@ class RendezvousConfig:
     longest_end_ns: int = 0
 
     def rules(self, **given: bool) -> Rules:
-        """Return the parameters for the machines.
+        """Return the parameters for the machines. Raises nothing.
 
         Args:
             given: Those that the backend decides: `places_are_given` and `rehost`.
-
-        Raises:
-            Nothing.
         """
         shared = [field.name for field in fields(Rules) if field.name not in _BY_BACKEND]
         return Rules(**{name: getattr(self, name) for name in shared}, **given)
@@ -127,116 +124,83 @@ class Rendezvous(Protocol):
     """
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while there are events.
-
-        Raises:
-            Nothing.
-        """
+        """Return a descriptor that is readable while there are events. Raises nothing."""
 
     def events(self) -> list[RendezvousEvent]:
-        """Return the events since the last call, in order.
-
-        Raises:
-            Nothing.
-        """
+        """Return the events since the last call, in order. Raises nothing."""
 
     def join(self, node: Node, budget: Budget) -> None:
         """Ask for a place in the next round; answered by `RoundBegan`, `JobClosed` or `RendezvousBroken`.
 
+        Raises nothing.
+
         Args:
             node: This node's description of itself; the rendezvous fills in `meeting`.
             budget: How often the job may go on after the end of a round; the same on all nodes.
-
-        Raises:
-            Nothing.
         """
 
     def update_node(self, node: Node) -> None:
-        """Replace this node's description in its request for a place; without effect if it has none.
+        """Replace this node's description in its request for a place; without effect if it has none. Raises nothing.
 
         Args:
             node: The new description.
-
-        Raises:
-            Nothing.
         """
 
     def fail(self, failure: Failure) -> None:
-        """End this round for all nodes: a worker of this one has failed.
+        """End this round for all nodes: a worker of this one has failed. Raises nothing.
 
         Args:
             failure: The first failure of a worker of this node. `RoundEnded` or `JobClosed` brings it to all nodes.
-
-        Raises:
-            Nothing.
         """
 
     def succeed(self) -> None:
         """Report that all workers of this node have succeeded; answered by `AllSucceeded`, or another round's end.
 
-        Raises:
-            Nothing.
+        Raises nothing.
         """
 
     def request_change(self, reason: str) -> None:
         """End this round for all nodes without a failure; `RoundEnded` brings a `ChangeRequested`.
 
-        It counts neither as a restart nor as a change.
+        It counts neither as a restart nor as a change. Raises nothing.
 
         Args:
             reason: Why, in one line.
-
-        Raises:
-            Nothing.
         """
 
     def note_awaited_exit(self, awaits_exit: bool) -> None:
         """Note whether a worker of this node has left the other ranks and still runs.
 
-        A failure elsewhere that blames a lost peer waits for its exit code.
+        A failure elsewhere that blames a lost peer waits for its exit code. Raises nothing.
 
         Args:
             awaits_exit: Whether there is such a worker now.
-
-        Raises:
-            Nothing.
         """
 
     def end_job(self, reason: str) -> None:
-        """Close the job for all nodes, present and future: the user has interrupted it.
+        """Close the job for all nodes, present and future: the user has interrupted it. Raises nothing.
 
         Args:
             reason: Why, in one line, for the `JobClosed` of all nodes.
-
-        Raises:
-            Nothing.
         """
 
     def leave(self, reason: str, ends_within_ns: int = 0) -> None:
         """Leave the job; the others go on without this node if they may.
 
-        Call `close` when the workers of this node have ended. The others start their workers then.
+        Call `close` when the workers of this node have ended. The others start their workers then. Raises nothing.
 
         Args:
             reason: Why, in one line, for the messages of the others.
             ends_within_ns: The time within which the workers of this node end, in nanoseconds (0: they have ended).
-
-        Raises:
-            Nothing.
         """
 
     def serves_others(self) -> bool:
-        """Return whether the nodes meet at a store that ends with this process.
-
-        Raises:
-            Nothing.
-        """
+        """Return whether the nodes meet at a store that ends with this process. Raises nothing."""
 
     def close(self) -> None:
         """Close all connections, within a few seconds. Without `leave` before it, the others see a lost node.
 
-        Raises:
-            Nothing.
+        Raises nothing.
         """
 
 
@@ -306,20 +270,12 @@ def _factory(name: str) -> Factory:
 
 
 def names() -> list[str]:
-    """Return the names of all backends, including those of installed third parties.
-
-    Raises:
-        Nothing.
-    """
+    """Return the names of all backends, including those of installed third parties. Raises nothing."""
     return sorted({*_OURS, *_registered, *_entry_points(_GROUP)})
 
 
 def torchruns_names() -> list[str]:
-    """Return the names of installed third-party handlers for torchrun, which Ronde cannot use.
-
-    Raises:
-        Nothing.
-    """
+    """Return the names of installed third-party handlers for torchrun, which Ronde cannot use. Raises nothing."""
     return sorted(_entry_points(_TORCHRUNS_GROUP))
 
 

@@ -81,13 +81,10 @@ class SparkCluster:
     def take_rows(self, frame: DataFrame) -> None:
         """Run tasks where the rows of a data frame are, and give each of them some of these.
 
-        The worker of a task finds them by `ronde.launch.clusters.platforms.ROWS`. Not for elastic jobs.
+        The worker of a task finds them by `ronde.launch.clusters.platforms.ROWS`. Not for elastic jobs. Raises nothing.
 
         Args:
             frame: A data frame of the same Spark session.
-
-        Raises:
-            Nothing.
         """
         self._frame = frame
 
@@ -150,13 +147,11 @@ class SparkCluster:
     def cancel(self, reason: str) -> None:
         """Return when all Spark jobs of this cluster have ended; cancel those that do not end within a second.
 
-        Those that do not end within five seconds end while the caller goes on. `request` works again after this.
+        Those that do not end within five seconds end while the caller goes on. `request` works again after this. Raises
+        nothing.
 
         Args:
             reason: Has no effect: Spark's pages show that the job was cancelled.
-
-        Raises:
-            Nothing.
         """
         with self._lock:
             submissions, self._submissions = self._submissions, Submissions(self._interrupt)

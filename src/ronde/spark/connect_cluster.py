@@ -44,21 +44,14 @@ class ConnectCluster:
             report_unencrypted("Spark Connect", "connect with ;use_ssl=true", requires_encryption)
 
     def capacity(self) -> None:
-        """Return None: Spark Connect does not report the number of slots.
-
-        Raises:
-            Nothing.
-        """
+        """Return None: Spark Connect does not report the number of slots. Raises nothing."""
 
     def request(self, tickets: Sequence[Ticket], events: SlotEvents) -> None:
-        """Submit a query for each ticket, in a thread each. Returns at once.
+        """Submit a query for each ticket, in a thread each. Returns at once. Raises nothing.
 
         Args:
             tickets: One for each task.
             events: Takes the reports about these tasks. They also get all failures.
-
-        Raises:
-            Nothing.
         """
         tags = self._session.getTags()  # of the calling thread, by which the caller interrupts its queries
         new_thread = partial(threading.Thread, target=self._run_query, name="ronde-spark-query", daemon=True)
@@ -69,13 +62,11 @@ class ConnectCluster:
     def cancel(self, reason: str) -> None:
         """Return when all queries of this cluster have ended; interrupt those that do not end within a second.
 
-        Those that do not end within five seconds end while the caller goes on. `request` works again after this.
+        Those that do not end within five seconds end while the caller goes on. `request` works again after this. Raises
+        nothing.
 
         Args:
             reason: Has no effect: Spark Connect takes no reason.
-
-        Raises:
-            Nothing.
         """
         with self._lock:
             submissions, self._submissions = self._submissions, Submissions(self._interrupt)

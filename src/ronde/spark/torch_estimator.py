@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from pyspark import SparkContext
 from pyspark.ml import Estimator
@@ -236,19 +235,14 @@ class TorchEstimator(Estimator, EstimatorParams, MLReadable, MLWritable):  # typ
         return self._train(training, run)
 
     def write(self) -> ObjectsWriter:
-        """Return what writes this estimator: `estimator.write().overwrite().save(path)`.
-
-        Raises:
-            Nothing.
-        """
+        """Return what writes this estimator: `estimator.write().overwrite().save(path)`. Raises nothing."""
         return ObjectsWriter(self)
 
     @classmethod
     def read(cls) -> ObjectsReader:
         """Return what reads an estimator: `TorchEstimator.read().load(path)`. Loading runs code in the files.
 
-        Raises:
-            Nothing.
+        Raises nothing.
         """
         return ObjectsReader(cls)
 
@@ -335,8 +329,8 @@ def _name(function: Callable[..., Any]) -> str:
 class _FollowedRun:
     """Prints the epochs of a run within a `with` block, if it is talkative."""
 
-    def __init__(self, run: RunFolder, epochs: int, is_talkative: bool, file: TextIO | None = None) -> None:
-        self._run, self._epochs, self._file = run, epochs, file or sys.stderr
+    def __init__(self, run: RunFolder, epochs: int, is_talkative: bool) -> None:
+        self._run, self._epochs = run, epochs
         self._shown = set(run.epochs())
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="ronde-progress", daemon=True)
@@ -346,12 +340,10 @@ class _FollowedRun:
         if not self._is_talkative:
             return
         begun = f" after epoch {len(self._shown)}" if self._shown else ""
-        print(f"Ronde: run {self._run.run_id} begins{begun}", file=self._file)
+        print(f"Ronde: run {self._run.run_id} begins{begun}", file=sys.stderr)
         self._thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._has_ended.set()
         if self._is_talkative:
             self._thread.join()
@@ -366,7 +358,7 @@ class _FollowedRun:
                         self._shown.add(epoch)
                         text = _describe_epoch(self._run.metrics(epoch))
                         print(
-                            f"Ronde: epoch {epoch + 1} of {self._epochs}: {text}", file=self._file, flush=True
+                            f"Ronde: epoch {epoch + 1} of {self._epochs}: {text}", file=sys.stderr, flush=True
                         )
             except OSError:  # the ranks report what is wrong with the store
                 continue

@@ -63,13 +63,10 @@ class TorchModel(Model, ModelParams, HasOutputCols, MLReadable, MLWritable):  # 
         self.output_sizes: list[int] = []
 
     def setOutputCols(self, value: Sequence[str]) -> TorchModel:  # noqa: N802 - Spark's name
-        """Set the columns that `transform` adds; return this object.
+        """Set the columns that `transform` adds; return this object. Raises nothing.
 
         Args:
             value: The names, one for each output of the module. `transform` raises UsageError for another number.
-
-        Raises:
-            Nothing.
         """
         model: TorchModel = self._set(outputCols=list(value))
         return model
@@ -85,28 +82,16 @@ class TorchModel(Model, ModelParams, HasOutputCols, MLReadable, MLWritable):  # 
         return [f"{name}__output" for name in self.getOrDefault("label_cols")]
 
     def getHistory(self) -> list[dict[str, Any]]:  # noqa: N802 - Horovod's name
-        """Return the metrics of each epoch, as the attribute `history`.
-
-        Raises:
-            Nothing.
-        """
+        """Return the metrics of each epoch, as the attribute `history`. Raises nothing."""
         return self.history
 
     def write(self) -> ObjectsWriter:
-        """Return what writes this model: `model.write().overwrite().save(path)`.
-
-        Raises:
-            Nothing.
-        """
+        """Return what writes this model: `model.write().overwrite().save(path)`. Raises nothing."""
         return ObjectsWriter(self)
 
     @classmethod
     def read(cls) -> ObjectsReader:
-        """Return what reads a model: `TorchModel.read().load(path)`. Loading runs code in the files.
-
-        Raises:
-            Nothing.
-        """
+        """Return what reads a model: `TorchModel.read().load(path)`. Loading runs code in the files. Raises nothing."""
         return ObjectsReader(cls)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:

@@ -29,15 +29,16 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from functools import partial
 from typing import TypeVar
 
 from ronde.errors import PeerLostError, UsageError
 from ronde.net.descriptors import close_own, file_identity, is_own
 from ronde.stores.store import check_key, check_value, missing_keys_error
-from ronde.stores.table import Table, TableReader
+from ronde.stores.table import Table, TableStore
 from ronde.trusted_files import create_anew, open_kept
 
 __all__ = [
@@ -52,7 +53,7 @@ LOCK_NS = 30 * 10**9  # how long another client may keep the lock, for which it 
 COMPACT_BYTES = 1 << 20  # smaller files are not worth compacting
 COMPACT_RATIO = 4  # how many times larger than its content a file may be
 
-_MAGIC = b"a store of Ronde, 1 "
+_MAGIC = b"a store of Ronde, 2 "
 _CURRENT, _REPLACED = b".\n", b"!\n"
 _BEGIN = len(_MAGIC) + len(_CURRENT)
 _MUTEX = 1 << 62
@@ -69,21 +70,18 @@ class _ChangeKind(IntEnum):
     """The kind of an entry. A record has several entries where several keys changed at one moment."""
 
     SET = 1
-    APPEND = 2
-    DELETE = 3
-    DELETE_PREFIX = 4
-    PUSH = 5
-    POP = 6
-    HOLD = 7  # by the client with this number
-    RELEASE = 8
-    NUMBER = 9  # the highest number of a client
+    DELETE = 2
+    PUSH = 3
+    POP = 4
+    HOLD = 5  # by the client with this number
+    NUMBER = 6  # the highest number of a client
 
 
 def _entry(kind: _ChangeKind, name: bytes = b"", value: bytes = b"", number: int = 0) -> bytes:
     return _ENTRY_HEAD.pack(kind, len(name), len(value), number) + name + value
 
 
-class FileStore(TableReader):
+class FileStore(TableStore):
     """The `Store` in the file at `path`, which is created if it does not exist, and never removed.
 
     A process that holds keys also creates `path` + ".alive". Raises UsageError if the path cannot be written, and
@@ -111,100 +109,30 @@ class FileStore(TableReader):
     def address(self) -> str:
         return f"file:{self._path}"
 
-    def set(self, key: str, value: bytes) -> None:
-        self._write_change([check_key(key)], _entry(_ChangeKind.SET, check_key(key), check_value(key, value)))
-
-    def add(self, key: str, amount: int) -> int:
-        encoded = check_key(key)
-
-        def add(table: Table) -> tuple[int, bytes]:
-            total = table.add(encoded, amount)
-            return total, _entry(_ChangeKind.SET, encoded, b"%d" % total)
-
-        return self._change_table([encoded], add)
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        encoded = check_key(key)
-        expected, desired = check_value(key, expected), check_value(key, desired)
-
-        def compare_set(table: Table) -> tuple[bytes, bytes]:
-            before = table.get(encoded)
-            value = table.compare_set(encoded, expected, desired)
-            changed = table.get(encoded) != before
-            return value, _entry(_ChangeKind.SET, encoded, desired) if changed else b""
-
-        return self._change_table([encoded], compare_set)
-
-    def delete_key(self, key: str) -> bool:
-        encoded = check_key(key)
-
-        def delete(table: Table) -> tuple[bool, bytes]:
-            was_there = table.delete(encoded)
-            return was_there, _entry(_ChangeKind.DELETE, encoded) if was_there else b""
-
-        return self._change_table([encoded], delete)
-
-    def append(self, key: str, value: bytes) -> None:
-        encoded, value = check_key(key), check_value(key, value)
-
-        def append(table: Table) -> tuple[None, bytes]:
-            table.append(encoded, value)
-            return None, _entry(_ChangeKind.APPEND, encoded, value)
-
-        self._change_table([encoded], append)
-
-    def multi_set(self, values: Mapping[str, bytes]) -> None:
-        encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
-        if encoded:
-            self._write_change(
-                encoded, b"".join(_entry(_ChangeKind.SET, key, value) for key, value in encoded.items())
-            )
-
-    def delete_prefix(self, prefix: str) -> int:
-        encoded = check_key(prefix)
-
-        def delete_prefix(table: Table) -> tuple[int, bytes]:
-            keys, queues = table.delete_prefix(encoded)
-            count = len(keys) + len(queues)
-            return count, _entry(_ChangeKind.DELETE_PREFIX, encoded) if count else b""
-
-        return self._change_table(None, delete_prefix)
-
-    def queue_push(self, queue: str, value: bytes) -> None:
-        self._write_change((), _entry(_ChangeKind.PUSH, check_key(queue), check_value(queue, value)))
-
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
         encoded = check_key(queue)
-
-        def pop(table: Table) -> tuple[bytes | None, bytes]:
-            value = table.pop(encoded)
-            return value, b"" if value is None else _entry(_ChangeKind.POP, encoded)
-
         deadline_ns = time.monotonic_ns() + timeout_ns
         while True:
             if not self._wait_until(
                 lambda table: table.queue_len(encoded) or None, (), deadline_ns - time.monotonic_ns()
             ):
                 raise missing_keys_error(queue, self.address, timeout_ns)
-            value = self._change_table((), pop)
+            value = self._change_table(lambda table: table.pop(encoded), ())
             if value is not None:  # else another client was faster
                 return value
 
     def hold(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
 
-        def hold(table: Table) -> tuple[None, bytes]:
-            change = b""
+        def hold(table: Table) -> None:
             if not self._live_clients.number:
                 self._live_clients.claim_number(self._highest + 1)
                 self._highest = self._live_clients.number
-                change = _entry(_ChangeKind.NUMBER, number=self._live_clients.number)
             table.hold(encoded, value, self._live_clients.number)
-            return None, change + _entry(_ChangeKind.HOLD, encoded, value, self._live_clients.number)
 
         was_alive = self._live_clients.number != 0
         try:
-            self._change_table([encoded], hold)
+            self._change_table(hold, [encoded])
         except BaseException:
             if not was_alive:  # the file does not have the new number
                 self._live_clients.close()
@@ -220,10 +148,10 @@ class FileStore(TableReader):
             if not self._open:
                 return
             try:
-                if self._live_clients.number:
+                if number := self._live_clients.number:
                     # The released lock shows the others that this client is gone.
                     with suppress(PeerLostError):
-                        self._release(self._live_clients.number)
+                        self._change_locked(lambda table: table.release_holder(number), ())
             finally:
                 self._open = False
                 self._close_files()
@@ -242,53 +170,55 @@ class FileStore(TableReader):
             self._catch_up(is_reset, exclusive=False)
             if not self._dead_holders(names):
                 return query(self._table)
-        return self._change_locked(names, lambda table: (query(table), b""))
+        return self._change_locked(query, names)
 
-    def _write_change(self, names: Iterable[bytes], change: bytes) -> None:
-        def write(table: Table) -> tuple[None, bytes]:
-            self._apply(change)
-            return None, change
-
-        self._change_table(names, write)
-
-    def _change_table(
-        self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
-    ) -> Found:
+    def _change_table(self, change: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
         with self._lock:
             self._check_open()
-            return self._change_locked(names, operate)
+            return self._change_locked(change, names)
 
-    def _change_locked(
-        self, names: Iterable[bytes] | None, operate: Callable[[Table], tuple[Found, bytes]]
-    ) -> Found:
-        """Operate on the table, and write the change to the file. An operation that fails changes nothing."""
+    def _change_locked(self, change: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
+        """Change the table, and write the changes to the file. Dead holders of the keys lose them."""
         self._reopen_after_fork()
         with self._log.locked(exclusive=True) as is_reset:
             self._catch_up(is_reset, exclusive=True)
-            releases = b""
             for number in self._dead_holders(names):
-                self._table.release_holder(number)
-                releases += _entry(_ChangeKind.RELEASE, number=number)
-            try:
-                if releases:
-                    self._log.append_record(releases)
-                found, change = operate(self._table)
-                if change:
-                    self._log.append_record(change)
-            except UsageError:
-                raise
-            except BaseException:
-                self._log.reset()  # the table may differ from the file
-                raise
+                self._record_changes(partial(Table.release_holder, holder=number))
+            found = self._record_changes(change)
             if self._log.size_bytes > self._compact_at:
                 self._compact()
             return found
 
-    def _release(self, number: int) -> None:
-        def release(table: Table) -> tuple[None, bytes]:
-            return None, _entry(_ChangeKind.RELEASE, number=number) if table.release_holder(number) else b""
+    def _record_changes(self, change: Callable[[Table], Found]) -> Found:
+        """Change the table, and append the changes to the log as one record."""
+        table = self._table
+        table.begin_changes()
+        try:
+            found = change(table)
+            if record := b"".join(self._changed_entries()):
+                self._log.append_record(record)
+        except UsageError:  # nothing has changed
+            raise
+        except BaseException:
+            self._log.reset()  # the table may differ from the file
+            raise
+        finally:
+            table.keep_changes()
+        return found
 
-        self._change_locked((), release)
+    def _changed_entries(self) -> Iterator[bytes]:
+        holders = self._table.holders()
+        for kind, name, value in self._table.changes(with_held=True):
+            if kind == "push":
+                yield _entry(_ChangeKind.PUSH, name, value or b"")
+            elif kind == "pop":
+                yield _entry(_ChangeKind.POP, name)
+            elif value is None:
+                yield _entry(_ChangeKind.DELETE, name)
+            elif name in holders:
+                yield _entry(_ChangeKind.HOLD, name, value, holders[name])
+            else:
+                yield _entry(_ChangeKind.SET, name, value)
 
     def _catch_up(self, is_reset: bool, exclusive: bool) -> None:
         if is_reset:
@@ -312,20 +242,15 @@ class FileStore(TableReader):
             match kind:
                 case _ChangeKind.SET:
                     table.set(name, value)
-                case _ChangeKind.APPEND:
-                    table.append(name, value)
                 case _ChangeKind.DELETE:
                     table.delete(name)
-                case _ChangeKind.DELETE_PREFIX:
-                    table.delete_prefix(name)
                 case _ChangeKind.PUSH:
                     table.push(name, value)
                 case _ChangeKind.POP:
                     table.pop(name)
                 case _ChangeKind.HOLD:
                     table.hold(name, value, number)
-                case _ChangeKind.RELEASE:
-                    table.release_holder(number)
+                    self._highest = max(self._highest, number)
                 case _ChangeKind.NUMBER:
                     self._highest = max(self._highest, number)
 
@@ -422,9 +347,9 @@ class FileLog:
     @contextmanager
     def locked(self, exclusive: bool) -> Iterator[bool]:
         """Lock the file against writers, or against readers, too; yields whether all records must be read again."""
-        anew = self._acquire(exclusive)
+        is_reset = self._acquire(exclusive)
         try:
-            yield anew
+            yield is_reset
         except OSError as error:
             raise self._lost(error) from None
         finally:
@@ -437,7 +362,7 @@ class FileLog:
     def _acquire(self, exclusive: bool) -> bool:
         if not is_own(self._fd, self._identity):
             raise PeerLostError(f"cannot use the store at file:{self.path}: the program has closed its file")
-        anew = self._end == 0
+        is_reset = self._end == 0
         while True:
             replacement = None
             try:
@@ -455,10 +380,10 @@ class FileLog:
                     _unlock(self._fd)
                 raise
             if replacement is None:
-                return anew
+                return is_reset
             os.close(self._fd)
             self._use_file(replacement)
-            self._end, anew = 0, True
+            self._end, is_reset = 0, True
 
     def reset(self) -> None:
         """Read from the first record next time."""

@@ -9,8 +9,8 @@ changes of one turn of the server. It is on the disk before the turn's answers l
 all: a torn record at the end is of a server that died while writing, and is cut off. A broken record before the end is
 damage, and an error.
 
-Held keys are not in the journal. When the file has grown to several times the size of the content, the server writes it
-anew beside its place, and renames it.
+Held keys are not in the journal. When the file has grown to several times the size of the content, the server writes
+another one beside it, and renames that.
 """
 
 from __future__ import annotations

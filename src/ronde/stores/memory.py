@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ronde.errors import UsageError
 from ronde.stores.store import check_key, check_value, missing_keys_error
-from ronde.stores.table import Table, TableReader
+from ronde.stores.table import Table, TableStore
 
 __all__ = ["MemoryStore"]
 
@@ -26,7 +26,7 @@ class _Content:
         self.poppers: dict[bytes, deque[object]] = {}
 
 
-class MemoryStore(TableReader):
+class MemoryStore(TableStore):
     """The `Store` of one process. Its threads may share the object; a waiting thread does not block the others.
 
     `fork` returns another client of the same content; the keys that a client holds go when it is closed.
@@ -39,40 +39,6 @@ class MemoryStore(TableReader):
     @property
     def address(self) -> str:
         return "memory"
-
-    def set(self, key: str, value: bytes) -> None:
-        encoded, value = check_key(key), check_value(key, value)
-        self._change_table(lambda table: table.set(encoded, value))
-
-    def add(self, key: str, amount: int) -> int:
-        encoded = check_key(key)
-        return self._change_table(lambda table: table.add(encoded, amount))
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        encoded = check_key(key)
-        expected, desired = check_value(key, expected), check_value(key, desired)
-        return self._change_table(lambda table: table.compare_set(encoded, expected, desired))
-
-    def delete_key(self, key: str) -> bool:
-        encoded = check_key(key)
-        return self._change_table(lambda table: table.delete(encoded))
-
-    def append(self, key: str, value: bytes) -> None:
-        encoded, value = check_key(key), check_value(key, value)
-        self._change_table(lambda table: table.append(encoded, value))
-
-    def multi_set(self, values: Mapping[str, bytes]) -> None:
-        encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
-        self._change_table(lambda table: table.multi_set(encoded))
-
-    def delete_prefix(self, prefix: str) -> int:
-        encoded = check_key(prefix)
-        keys, queues = self._change_table(lambda table: table.delete_prefix(encoded))
-        return len(keys) + len(queues)
-
-    def queue_push(self, queue: str, value: bytes) -> None:
-        encoded, value = check_key(queue), check_value(queue, value)
-        self._change_table(lambda table: table.push(encoded, value))
 
     def queue_pop(self, queue: str, timeout_ns: int) -> bytes:
         encoded, me = check_key(queue), object()
@@ -95,7 +61,7 @@ class MemoryStore(TableReader):
 
     def hold(self, key: str, value: bytes) -> None:
         encoded, value = check_key(key), check_value(key, value)
-        self._change_table(lambda table: table.hold(encoded, value, self))
+        self._change_table(lambda table: table.hold(encoded, value, self), [encoded])
 
     def fork(self) -> MemoryStore:
         self._query_table(lambda _: None, ())  # raises if closed
@@ -106,7 +72,7 @@ class MemoryStore(TableReader):
     def close(self) -> None:
         with self._content.changed:
             if self._open:
-                self._change_table(lambda table: table.release_holder(self))
+                self._change_table(lambda table: table.release_holder(self), None)
             self._open = False
 
     def _query_table(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
@@ -115,9 +81,9 @@ class MemoryStore(TableReader):
                 raise UsageError("this client of the store in memory has been closed")
             return query(self._content.table)
 
-    def _change_table(self, change: Callable[[Table], Found]) -> Found:
+    def _change_table(self, change: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
         with self._content.changed:
-            found = self._query_table(change, None)
+            found = self._query_table(change, names)
             self._content.changed.notify_all()
             return found
 

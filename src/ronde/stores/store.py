@@ -277,10 +277,7 @@ class Store(Protocol):
     def close(self) -> None:
         """Close this client. Its held keys go, all others stay. A second call does nothing.
 
-        Another thread that waits in a call of this client gets a UsageError.
-
-        Raises:
-            Nothing.
+        Another thread that waits in a call of this client gets a UsageError. Raises nothing.
         """
 
 

@@ -4,7 +4,7 @@ The store wakes waiting clients. The arguments of an operation show what it has 
 `release_holder`, which return that.
 
 Between `begin_changes` and `keep_changes` or `undo_changes` the table can undo, for a server that writes to a journal
-first. `TableReader` is the half of a `Store` that only reads, for stores with the whole table in this process.
+first. `TableStore` has the operations of a `Store` on a table in this process.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ronde.stores.store import (
     VALUE_LIMIT_BYTES,
     check_amount,
     check_key,
+    check_value,
     key_list,
     missing_keys_error,
     missing_of,
@@ -28,7 +29,7 @@ from ronde.stores.store import (
 
 __all__ = [
     "Table",
-    "TableReader",
+    "TableStore",
 ]
 
 NUMBER_BYTES = AMOUNT_DIGITS + 1  # of the longest number, with its sign
@@ -76,7 +77,8 @@ class Table:
         value = self._values.get(key, b"")
         if value != expected:
             return value
-        self.set(key, desired)
+        if desired != value or key not in self._values:  # else nothing changes, so that no store records it
+            self.set(key, desired)
         return desired
 
     def delete(self, key: bytes) -> bool:
@@ -199,14 +201,16 @@ class Table:
         """Begin to record changes."""
         self._undo = []
 
-    def changes(self) -> Iterator[tuple[str, bytes, bytes | None]]:
-        """Return the changes since `begin_changes`, without held keys.
+    def changes(self, with_held: bool = False) -> Iterator[tuple[str, bytes, bytes | None]]:
+        """Return the changes since `begin_changes`.
 
         First ("key", key, present value or None) in any order, then ("push" or "pop", queue, value) in their order.
+        A held key counts as absent, unless `with_held`.
         """
         changes = self._undo or []
         for key in dict.fromkeys(name for kind, name, _ in changes if kind == "key"):
-            yield "key", key, None if key in self._holders else self._values.get(key)
+            is_absent = not with_held and key in self._holders
+            yield "key", key, None if is_absent else self._values.get(key)
         for kind, name, value in changes:
             if kind != "key":
                 yield kind, name, value
@@ -238,8 +242,11 @@ def _shown(key: bytes) -> str:
 Found = TypeVar("Found")
 
 
-class TableReader(ABC):
-    """The half of a `Store` that only reads, by two functions of the other half."""
+class TableStore(ABC):
+    """The operations of a `Store` with the whole table in this process, by three functions of a subclass.
+
+    `names`, in these three: the keys that the function reads or changes, None: any.
+    """
 
     @property
     @abstractmethod
@@ -248,7 +255,11 @@ class TableReader(ABC):
 
     @abstractmethod
     def _query_table(self, query: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
-        """Return the result of the query. `names`: the keys that it reads, None: all."""
+        """Return the result of the query."""
+
+    @abstractmethod
+    def _change_table(self, change: Callable[[Table], Found], names: Iterable[bytes] | None) -> Found:
+        """Change the table, wake waiting clients, and return the result. If this raises, nothing has changed."""
 
     @abstractmethod
     def _wait_until(
@@ -296,3 +307,37 @@ class TableReader(ABC):
         encoded = {check_key(key): value for key, value in known.items()}
         found = self._wait_until(lambda table: table.differing(encoded) or None, list(encoded), timeout_ns)
         return {key.decode(): value for key, value in (found or {}).items()}
+
+    def set(self, key: str, value: bytes) -> None:
+        encoded, value = check_key(key), check_value(key, value)
+        self._change_table(lambda table: table.set(encoded, value), [encoded])
+
+    def add(self, key: str, amount: int) -> int:
+        encoded = check_key(key)
+        return self._change_table(lambda table: table.add(encoded, amount), [encoded])
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        encoded = check_key(key)
+        expected, desired = check_value(key, expected), check_value(key, desired)
+        return self._change_table(lambda table: table.compare_set(encoded, expected, desired), [encoded])
+
+    def delete_key(self, key: str) -> bool:
+        encoded = check_key(key)
+        return self._change_table(lambda table: table.delete(encoded), [encoded])
+
+    def append(self, key: str, value: bytes) -> None:
+        encoded, value = check_key(key), check_value(key, value)
+        self._change_table(lambda table: table.append(encoded, value), [encoded])
+
+    def multi_set(self, values: Mapping[str, bytes]) -> None:
+        encoded = {check_key(key): check_value(key, value) for key, value in values.items()}
+        self._change_table(lambda table: table.multi_set(encoded), encoded)
+
+    def delete_prefix(self, prefix: str) -> int:
+        encoded = check_key(prefix)
+        keys, queues = self._change_table(lambda table: table.delete_prefix(encoded), None)
+        return len(keys) + len(queues)
+
+    def queue_push(self, queue: str, value: bytes) -> None:
+        encoded, value = check_key(queue), check_value(queue, value)
+        self._change_table(lambda table: table.push(encoded, value), ())

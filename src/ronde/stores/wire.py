@@ -27,7 +27,6 @@ __all__ = [
     "HEAD",
     "LENGTH",
     "OPERATIONS",
-    "MAX_TIMEOUT_NS",
     "StoreOperation",
     "Request",
     "Status",
@@ -47,7 +46,6 @@ __all__ = [
 ]
 
 FRAME_LIMIT_BYTES = 64 << 20
-MAX_TIMEOUT_NS = 2**63 - 1
 DIGEST_BYTES = 32
 HEAD = struct.Struct("!IBQQH")
 ANSWER = struct.Struct("!IB")

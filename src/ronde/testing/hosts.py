@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ronde.errors import UsageError
@@ -36,11 +35,7 @@ Result = TypeVar("Result")
 
 @functools.cache
 def require() -> str:
-    """Return why this process cannot make hosts, or "" if it can.
-
-    Raises:
-        Nothing.
-    """
+    """Return why this process cannot make hosts, or "" if it can. Raises nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -94,21 +89,16 @@ class Hosts:
             self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def command(self, host: int) -> tuple[str, ...]:
-        """Return the beginning of a command line that runs on a host.
+        """Return the beginning of a command line that runs on a host. Raises nothing.
 
             subprocess.run([*two.command(1), "ping", "-c1", two.ipv4(0)])
 
         Args:
             host: The number of the host, from 0.
-
-        Raises:
-            Nothing.
         """
         return ("ip", "netns", "exec", self._name(host))
 
@@ -124,45 +114,32 @@ class Hosts:
         return [int(pid) for pid in _ip("netns", "pids", self._name(host)).split()]
 
     def ipv4(self, host: int) -> str:
-        """Return the host's IPv4 address.
+        """Return the host's IPv4 address. Raises nothing.
 
         Args:
             host: The number of the host, from 0; `SWITCH` (254) for the machine itself.
-
-        Raises:
-            Nothing.
         """
         number = os.getpid() % 512  # 198.18.0.0/15 is reserved for tests of networks
         return f"198.{18 + number // 256}.{number % 256}.{host + 1 if host != SWITCH else SWITCH}"
 
     def ipv6(self, host: int) -> str:
-        """Return the host's IPv6 address.
+        """Return the host's IPv6 address. Raises nothing.
 
         Args:
             host: The number of the host, from 0; `SWITCH` (254) for the machine itself.
-
-        Raises:
-            Nothing.
         """
         return f"fd72:6f6e:6465:{os.getpid() % 65536:x}::{host + 1:x}"
 
     def store_address(self, ipv6: bool = False) -> str:
-        """Return an address, with port 0, at which all hosts reach a store of this process.
+        """Return an address, with port 0, at which all hosts reach a store of this process. Raises nothing.
 
         Args:
             ipv6: Return an IPv6 address (default: IPv4).
-
-        Raises:
-            Nothing.
         """
         return f"tcp:[{self.ipv6(SWITCH)}]:0" if ipv6 else f"tcp:{self.ipv4(SWITCH)}:0"
 
     def places(self) -> list[Place]:
-        """Return a place for each rank, host by host, for `ranks.start`.
-
-        Raises:
-            Nothing.
-        """
+        """Return a place for each rank, host by host, for `ranks.start`. Raises nothing."""
         places = []
         for host in range(self.count):
             for local_rank in range(self.ranks_per_host):

@@ -31,7 +31,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ronde import settings
@@ -175,13 +174,10 @@ def copies_of(template: Template) -> Iterator[None]:
 
     Some ranks are new interpreters even so: those in other networks, those whose environment differs in variables that
     an interpreter or a library reads at its start, and all ranks if the imports do not allow copies (because they start
-    threads, for example).
+    threads, for example). Raises nothing.
 
     Args:
         template: What `template` returns, opened by `with`.
-
-    Raises:
-        Nothing.
     """
     before, _This.template = _This.template, template
     try:
@@ -241,9 +237,7 @@ class Job:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     @property

@@ -1,7 +1,7 @@
 """Elastic training with Lightning's Trainer: a callback that commits, and the progress of `fit` as part of a state.
 
 A loss ends `Trainer.fit`: its DDP module, loops and loader belong to the world that has lost a rank, and Lightning
-takes them apart when an exception comes. So the training function makes a Trainer and calls `fit`, in each world anew.
+takes them apart when an exception comes. So the training function makes a Trainer and calls `fit` in each world.
 The processes, the module and the data stay, and the new `fit` goes on at the last committed step.
 
     import ronde.torch.elastic as elastic

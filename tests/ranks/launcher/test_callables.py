@@ -161,7 +161,7 @@ def test_from_another_thread() -> None:
     assert results == [b"\0", b"\1"]
 
 
-def test_mistakes() -> None:
+def test_wrong_arguments_are_usage_errors() -> None:
     with pytest.raises(ronde.UsageError, match=r"np=0\) is invalid: expected a whole number above 0"):
         ronde.run(functions.big, (1,), np=0)
     with pytest.raises(ronde.UsageError, match="start_method='fork' is invalid: expected 'spawn' or"):

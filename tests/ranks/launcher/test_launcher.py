@@ -80,7 +80,7 @@ def test_arguments_reach_the_script_untouched(launcher: Launcher) -> None:
         assert (code, out) == (0, "[0] ['script.py', '-n', '--', '--help', 'a b', '']\n")
 
 
-def test_a_module(launcher: Launcher) -> None:
+def test_a_module_runs_as_the_main_program(launcher: Launcher) -> None:
     launcher.script("print(__name__, sys.argv[1:])", "trainer.py")
     assert launcher.run("-n", "1", "-m", "trainer", "--x") == (0, "[0] __main__ ['--x']\n", "")
 

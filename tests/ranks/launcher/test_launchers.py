@@ -110,7 +110,7 @@ def test_torchrun(script: str, options: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Open MPI", "MPICH"])
-def test_mpirun(script: str, kind: str) -> None:
+def test_ranks_of_mpirun_find_each_other(script: str, kind: str) -> None:
     """Each of them where it is, beside this Python or in PATH."""
     signs = {"Open MPI": ("Open MPI",), "MPICH": ("MPICH", "HYDRA")}[kind]
     for folder in dict.fromkeys([str(Path(sys.executable).parent), *os.get_exec_path()]):

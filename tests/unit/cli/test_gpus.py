@@ -30,7 +30,7 @@ def test_of_nvidia(tmp_path: Path, visible: str | None, count: int) -> None:
     assert usable_gpus(environment, f"{tmp_path}/") == count
 
 
-def test_of_amd(tmp_path: Path) -> None:
+def test_processors_are_no_gpus_of_amd(tmp_path: Path) -> None:
     for node, gpu in enumerate(("0", "12345", "54321")):  # the first one is the processor
         folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
         folder.mkdir(parents=True)
@@ -39,5 +39,5 @@ def test_of_amd(tmp_path: Path) -> None:
     assert usable_gpus({"HIP_VISIBLE_DEVICES": "1"}, f"{tmp_path}/") == 1
 
 
-def test_of_none(tmp_path: Path) -> None:
+def test_a_variable_shows_no_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert usable_gpus({"CUDA_VISIBLE_DEVICES": "0"}, f"{tmp_path}/") == 0

@@ -162,7 +162,7 @@ COUNT = "expected a whole number above 0, or auto, gpu or cpu"
         ),
     ],
 )
-def test_mistakes(line: str, message: str) -> None:
+def test_a_mistake_is_a_sentence_with_what_is_expected(line: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(line)
     assert str(caught.value) == message
@@ -328,7 +328,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_commands(here: Path) -> None:
+def test_the_name_of_the_program_becomes_a_command(here: Path) -> None:
     (here / "train.py").write_text("#!/usr/bin/env python3\n")
     (here / "tool").write_text("#!/bin/sh\n")
     (here / "tool").chmod(0o755)
@@ -397,7 +397,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"], ["run", "--help"], ["run", "-h"]])
-def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed_without_a_script(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: ronde run")
@@ -416,6 +416,8 @@ def test_the_short_help_is_a_part_of_the_long_one(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("words", [["--version"], ["run", "--version"], ["run", "-v"]])
-def test_version(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed_without_a_script(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 0
     assert capsys.readouterr().out.startswith("ronde ")

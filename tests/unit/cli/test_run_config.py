@@ -132,7 +132,7 @@ def test_where_the_workers_of_one_machine_meet_is_theirs() -> None:
     assert (two.master_addr, two.master_port) == (None, None)
 
 
-def test_times() -> None:
+def test_times_come_from_options_and_variables() -> None:
     found = meeting(
         "--nnodes 2 --rdzv-endpoint a --rdzv-id job --spares 1 "
         "--rdzv-conf join_timeout=7,last_call_timeout=0.5,keep_alive_interval=1,keep_alive_max_attempt=4,is_host=1"
@@ -152,7 +152,7 @@ def test_times() -> None:
     assert config("--start-timeout 3", RONDE_START_TIMEOUT="9").start_timeout_ns == 3 * SECOND
 
 
-def test_hosts() -> None:
+def test_options_name_hosts_and_their_slots() -> None:
     assert config("-H a:2,b:2").hosts == (("a", 2), ("b", 2))
     assert config("-H a:2,b:2 -np 3").hosts == (("a", 2), ("b", 1))
     assert config("-H a,b --nproc-per-node 4").hosts == (("a", 4), ("b", 4))

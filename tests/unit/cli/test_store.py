@@ -49,6 +49,6 @@ def test_without_a_key_it_says_where_to_put_one(
     assert "no job key: set RONDE_JOB_KEY" in capsys.readouterr().err
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "--help"]) == 0
     assert "--journal FILE" in capsys.readouterr().out

@@ -49,7 +49,7 @@ def test_merges_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["merge", ".", "--output", "absent/x"], "cannot write absent/x: No such file"),
     ],
 )
-def test_mistakes(
+def test_a_mistake_names_the_word_or_the_file(
     words: list[str],
     complaint: str,
     tmp_path: Path,
@@ -62,6 +62,6 @@ def test_mistakes(
     assert complaint in capsys.readouterr().err
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "--help"]) == main(["trace"]) == 0
     assert "ronde trace merge FILE..." in capsys.readouterr().out

@@ -10,7 +10,6 @@ from ronde.comm.identity import (
     Identity,
     MeetingPoint,
     Surroundings,
-    detect,
     identify,
     interpret_init_arguments,
 )
@@ -54,7 +53,6 @@ def changed(environ: dict[str, str], **changes: str | None) -> dict[str, str]:
 
 @pytest.mark.parametrize("environ", [{}, {"PATH": "/bin"}, {"RONDE_STORE": "unix:@x"}, {"MASTER_ADDR": "a"}])
 def test_without_a_launcher_we_are_alone(environ: dict[str, str]) -> None:
-    assert detect(environ, HERE) is None
     assert identify(environ, HERE) == Identity(0, 1, "nobody", None)
 
 
@@ -68,12 +66,12 @@ def test_a_job_of_one_needs_no_meeting_point() -> None:
 def test_ronde_run() -> None:
     environ = {**BY_HAND, "RONDE_STORE": "unix:@ronde-1", "RONDE_JOB_KEY": "00" * 32}
     meeting = MeetingPoint("unix:@ronde-1", None, "unix:@ronde-1")
-    assert detect(environ, HERE) == Identity(1, 4, "ronde run", meeting)
+    assert identify(environ, HERE) == Identity(1, 4, "ronde run", meeting)
 
 
 def test_variables_set_by_hand() -> None:
     meeting = MeetingPoint("tcp:head:2000", 0, "tcp:head:2000")
-    assert detect(BY_HAND, HERE) == Identity(1, 4, "the environment", meeting)
+    assert identify(BY_HAND, HERE) == Identity(1, 4, "the environment", meeting)
 
 
 @pytest.mark.parametrize("host", ["fd00::1", "[fd00::1]"])
@@ -103,7 +101,7 @@ def test_open_mpi_on_one_host() -> None:
 def test_open_mpi_on_several_hosts() -> None:
     environ = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     with pytest.raises(UsageError, match="-x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<free port>"):
-        detect(environ, HERE)
+        identify(environ, HERE)
     assert meeting_of({**environ, "MASTER_ADDR": "a", "MASTER_PORT": "1"}).address == "tcp:a:1"
 
 
@@ -114,12 +112,12 @@ def test_mpich_on_one_host() -> None:
     assert meeting_of(MPICH, here).address.startswith("unix:@ronde-1000-")
     assert meeting_of({**MPICH, "PMI_PORT": "a:1"}).job == "mpich a:1 of user 1000"
     with pytest.raises(UsageError, match="set MASTER_ADDR"):
-        detect(MPICH, HERE)
+        identify(MPICH, HERE)
 
 
 def test_another_pmi_launcher_needs_a_master() -> None:
     with pytest.raises(UsageError, match=r"an MPI launcher started rank 0 of 2.*set MASTER_ADDR"):
-        detect({"PMI_RANK": "0", "PMI_SIZE": "2"}, HERE)
+        identify({"PMI_RANK": "0", "PMI_SIZE": "2"}, HERE)
 
 
 def test_slurm_on_several_hosts() -> None:
@@ -138,7 +136,8 @@ def test_slurm_on_one_host() -> None:
 
 
 def test_a_batch_script_of_slurm_is_no_task() -> None:
-    assert detect(changed(SLURM, SLURM_STEP_ID=None, SLURM_STEP_NUM_TASKS=None), HERE) is None
+    environ = changed(SLURM, SLURM_STEP_ID=None, SLURM_STEP_NUM_TASKS=None)
+    assert identify(environ, HERE) == Identity(0, 1, "nobody", None)
 
 
 def test_a_shell_of_slurm_counts_the_tasks_of_its_step() -> None:

@@ -249,7 +249,7 @@ def test_the_data_of_a_queue_may_have_different_numbers_of_rows() -> None:
     assert queue.exec("threads:2") == [(2, 1), (1, 1)]
 
 
-def test_no_rows() -> None:
+def test_data_without_rows_are_an_error() -> None:
     with pytest.raises(UsageError, match="'data' has no rows: expected at least one"):
         iterate(sum_step, data=rows_of(0), state={}, max_iter=1, on="threads:2")
 

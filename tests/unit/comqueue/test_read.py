@@ -205,7 +205,7 @@ def frame_of_narwhals() -> Any:
 
 
 @pytest.mark.parametrize("table", [lambda: TABLE, frame_of_pandas, frame_of_polars, frame_of_narwhals])
-def test_tables(table: Callable[[], Any]) -> None:
+def test_read_takes_tables_of_other_libraries(table: Callable[[], Any]) -> None:
     rows = pickle.loads(pickle.dumps(read(table())))
     assert rows.num_rows == ROWS
     assert rows.load(3, 5).tolist() == np.c_[A, N][3:5].tolist()

@@ -33,7 +33,7 @@ def test_invalid_preferences(text: str, message: str) -> None:
         preferences(text)
 
 
-def test_unknown_backends() -> None:
+def test_the_error_of_an_unknown_backend_names_all() -> None:
     with pytest.raises(
         UsageError, match="backend 'ddl' does not exist: expected one of native, mpi, gloo, ccl, nccl"
     ):

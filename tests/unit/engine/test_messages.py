@@ -112,7 +112,7 @@ def test_types_come_back_too() -> None:
     assert type(request.shape) is tuple
 
 
-def test_what_travels() -> None:
+def test_messages_are_lists_of_json_without_spaces() -> None:
     assert json.loads(encode_requests([GRAD, LeaveEngine()])) == [ENCODED, ["LeaveEngine"]]
     assert b" " not in encode_requests([GRAD])
     assert json.loads(

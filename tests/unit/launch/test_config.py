@@ -16,11 +16,11 @@ from ronde.launch.config import Std, parse_streams
         ("0:1,12:2,3:0", {0: Std.OUT, 12: Std.ERR, 3: Std.NONE}),
     ],
 )
-def test_streams(text: str, meaning: dict[int, Std]) -> None:
+def test_streams_are_for_all_workers_or_by_local_rank(text: str, meaning: dict[int, Std]) -> None:
     assert parse_streams(text) == meaning
 
 
 @pytest.mark.parametrize("text", ["", "4", "-1", "0:", ":1", "0:4", "0:1,", "-1:3", "a:1", "1,2", "0:1:2"])
-def test_nonsense(text: str) -> None:
+def test_other_texts_for_streams_are_errors(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         parse_streams(text)

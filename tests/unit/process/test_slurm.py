@@ -101,7 +101,7 @@ def test_other_lists_are_refused(text: str) -> None:
 
 
 @given(st.integers(0, 999), st.integers(1, 50), st.integers(1, 5))
-def test_ranges(first: int, count: int, width: int) -> None:
+def test_a_range_of_hosts_keeps_leading_zeros(first: int, count: int, width: int) -> None:
     names = [f"n{number:0{width}}" for number in range(first, first + count)]
     assert expand_hosts(f"n[{first:0{width}}-{first + count - 1:0{width}}]") == names
 

@@ -212,7 +212,7 @@ def test_a_node_that_succeeded_and_died_is_no_loss() -> None:
     assert inbox.lose("b").state.alive == 1, "b has seen the end"
 
 
-def test_silence() -> None:
+def test_a_silent_node_is_lost() -> None:
     rules = Rules(1, 2, heartbeat_ns=2 * S)
     inbox = running("ab", rules)
     for second in range(1, 6):
@@ -241,7 +241,7 @@ def test_a_message_that_arrives_twice_counts_once() -> None:
     assert "a" not in inbox.leader.nodes
 
 
-def test_leaving() -> None:
+def test_a_node_that_leaves_gives_its_reason() -> None:
     inbox = running("abc", Rules(1, 3))
     inbox.say(LeaveNotice(0, "c", "host-c", "preempted"))
     assert isinstance(inbox.state.cause, NodesLost)

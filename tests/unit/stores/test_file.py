@@ -33,7 +33,7 @@ def content(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "kills"), [(1, 25), pytest.param(2, 100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("seed", "kills"), [(1, 25), (2, 100)])
 def test_nothing_acknowledged_is_lost_when_writers_are_killed(path: Path, seed: int, kills: int) -> None:
     command = [sys.executable, "-m", "tests.unit.stores.killed_writers", str(path), str(seed), str(kills)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
@@ -214,7 +214,7 @@ def test_clients_with_an_old_file_open_find_the_new_one(path: Path) -> None:
         store.close()
 
 
-def test_a_forked_child_is_a_client_of_its_own(path: Path) -> None:
+def test_a_forked_child_is_another_client(path: Path) -> None:
     program = """if True:
         import os, sys
         from ronde.stores.file import FileStore

@@ -26,12 +26,11 @@ _stops: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weak
 def start_client_thread(thread: threading.Thread, stop: Callable[[], object] = lambda: None) -> None:
     """Start a daemon thread that calls the client of a platform. The interpreter waits for its end, at most 5 s.
 
+    Raises nothing.
+
     Args:
         thread: The thread, which has not started.
         stop: Called when the interpreter ends, in the main thread. It lets the thread end soon, and returns at once.
-
-    Raises:
-        Nothing.
     """
     _stops[thread] = stop
     atexit.unregister(_end_threads)

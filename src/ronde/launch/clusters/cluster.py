@@ -95,26 +95,22 @@ class SlotEvents(Protocol):
     """What a cluster reports about the tasks of a request. Any thread may call it."""
 
     def slot_ended(self, slot: int, reason: str) -> None:
-        """Note that the task of a slot has ended and will not be tried again.
+        """Note that the task of a slot has ended and will not be tried again. Raises nothing.
 
         Args:
             slot: The number in its ticket.
             reason: Why it failed, in one line; "" if it returned normally.
-
-        Raises:
-            Nothing.
         """
 
     def all_ended(self, reason: str, is_loss: bool = False) -> None:
         """Note that the platform has failed or cancelled the whole request. None of its tasks runs or will run.
 
+        Raises nothing.
+
         Args:
             reason: Why, in one line, such as "the Spark job was cancelled in the UI".
             is_loss: Whether the platform ended the other tasks because it lost one, for example with its machine, so
                 that another request may succeed (False: a user or the platform ended them on purpose).
-
-        Raises:
-            Nothing.
         """
 
 
@@ -156,13 +152,10 @@ class Cluster(Protocol):
     def cancel(self, reason: str) -> None:
         """End all requested tasks, also those that have not started.
 
-        Returns at once, or when they have ended. A second call does nothing. Any thread may call it.
+        Returns at once, or when they have ended. A second call does nothing. Any thread may call it. Raises nothing.
 
         Args:
             reason: Why, for the logs and pages of the platform.
-
-        Raises:
-            Nothing.
         """
 
 

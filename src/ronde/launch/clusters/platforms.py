@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from ronde.errors import UsageError
@@ -54,14 +53,11 @@ def report_unencrypted(platform: str, remedy: str, is_refused: bool) -> None:
 def deal_partitions(holders: Sequence[Collection[str]], places: Sequence[str]) -> list[list[int]]:
     """Return the numbers of the partitions of each slot, in ascending order.
 
-    All slots get the same number of partitions, or one less, preferably those that their workers hold.
+    All slots get the same number of partitions, or one less, preferably those that their workers hold. Raises nothing.
 
     Args:
         holders: For each partition the workers that hold it.
         places: For each slot its worker; "" if that is not known.
-
-    Raises:
-        Nothing.
     """
     share, longer = divmod(len(holders), len(places))
     dealt: list[list[int]] = [[] for _ in places]
@@ -91,9 +87,7 @@ class RowsFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, batch: Any) -> None:

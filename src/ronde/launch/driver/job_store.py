@@ -188,10 +188,10 @@ def send_results(store: Store, files: CallFiles, result: RunResult) -> None:
                 put_large(store, _result(rank), file)
 
 
-def fetch_result(store: Store, rank: int, timeout_ns: int = 0) -> BinaryIO | None:
+def fetch_result(store: Store, rank: int) -> BinaryIO | None:
     """Return the file with the result of a rank, as `calls` reads it, and delete it in the store; None without one."""
     try:
-        pieces = get_large(store, _result(rank), timeout_ns)
+        pieces = get_large(store, _result(rank), 0)
         file = tempfile.SpooledTemporaryFile(SPOOLED_BYTES)  # noqa: SIM115
         file.writelines(pieces)
     except RondeError:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from ronde.errors import AuthenticationError, ProtocolError, TimeoutError, UsageError
@@ -149,9 +148,7 @@ class _RingListeners:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.eventfd_write(self._end, 1)
         self._thread.join()
         self._authenticator.close()

@@ -41,7 +41,7 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG = 1
 MOST_KEPT = 249  # Linux passes 253 descriptors at once
 # Variables by which a library starts no thread when it is imported.
-# PyArrow's allocator returns memory by itself.
+# PyArrow's allocator returns memory without a thread.
 WITHOUT_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -103,25 +103,21 @@ class DescentOptimizer(Optimizer):
         """
 
     def learn(self, search: SearchState, move: Array, change: Array) -> None:
-        """Remember a move.
+        """Remember a move. Raises nothing.
 
         Args:
             search: Where the optimizer is, still at the start of the move.
             move: The difference of the weights.
             change: The difference of the gradients, without the penalty l1.
-
-        Raises:
-            Nothing.
         """
 
     def forget(self, search: SearchState) -> bool:
         """Forget what has led to a direction without decrease; return whether there was something to forget.
 
+        Raises nothing.
+
         Args:
             search: Where the optimizer is.
-
-        Raises:
-            Nothing.
         """
         return False
 

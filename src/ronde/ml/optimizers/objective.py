@@ -215,14 +215,11 @@ class LinearObjective(Objective):
         return result
 
     def scores(self, X: Any, w: Array) -> Array:
-        """Return the predictions for some rows, shape (rows,) or (rows, outputs), float64.
+        """Return the predictions for some rows, shape (rows,) or (rows, outputs), float64. Raises nothing.
 
         Args:
             X: The rows, shape (rows, columns): an array or a SciPy CSR matrix.
             w: The weights.
-
-        Raises:
-            Nothing.
         """
         factors = w[..., :-1] if self.fit_intercept else w
         scores: Array = np.asarray(X @ factors.T.astype(_float_type(X), copy=False), dtype=np.float64)
@@ -231,15 +228,12 @@ class LinearObjective(Objective):
         return scores
 
     def add_gradient(self, gradient: Array, X: Any, slopes: Array) -> None:
-        """Add to a gradient by w that of a function of the scores of some rows.
+        """Add to a gradient by w that of a function of the scores of some rows. Raises nothing.
 
         Args:
             gradient: The array to add to, with the shape of w.
             X: The rows, as of `scores`.
             slopes: The derivatives of the function by the scores, with the shape of these.
-
-        Raises:
-            Nothing.
         """
         typed = slopes.astype(_float_type(X), copy=False)
         # The product of arrays lies in memory like the gradient, which makes adding it faster.

@@ -95,11 +95,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def first_memory(self) -> Any:
-        """Return what the optimizer remembers before the first step.
-
-        Raises:
-            Nothing.
-        """
+        """Return what the optimizer remembers before the first step. Raises nothing."""
 
     @abstractmethod
     def advance(self, search: SearchState, total: SummedObjective) -> None:

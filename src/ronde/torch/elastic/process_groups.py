@@ -397,7 +397,7 @@ def _noted() -> Iterator[None]:
 
 
 def _shut_down_sockets() -> None:
-    """End the connections of groups, unless Ronde carries them all: its groups have an abort of their own."""
+    """End the connections of groups, unless Ronde carries them all: its groups have a separate abort."""
     noted, _own.sockets = _own.sockets, {}
     if all(hasattr(group, "reconfigure_with") for group in list(distributed_c10d._world.pg_names)):
         return

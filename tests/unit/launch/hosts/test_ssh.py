@@ -44,7 +44,7 @@ def test_without_ssh_there_are_no_other_hosts() -> None:
         ssh_command("b", Ssh(), CONFIG, {"PATH": "/nowhere"}, 20)
 
 
-def test_what_travels() -> None:
+def test_variables_of_the_job_travel_and_secrets_stay() -> None:
     environment = dict.fromkeys(
         ["PATH", "PYTHONPATH", "RONDE_LOG_LEVEL", "HOROVOD_CYCLE_TIME", "NCCL_DEBUG", "OMP_NUM_THREADS"]
         + ["NCCL_IB_PKEY", "RONDE_AUTOTUNE", "TORCH_NCCL_BLOCKING_WAIT", "MKL_NUM_THREADS", "PYTHONHASHSEED"],
