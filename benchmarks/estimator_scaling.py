@@ -4,17 +4,20 @@
     python benchmarks/estimator_scaling.py --cases boosting topics --tasks 1 4
 
 Each case fits some steps and twice as many, and the difference is that of a step: a tree of boosting or a forest, a
-pass over the documents, a step of words. `once` and `a step` are the bytes that a task gives to calls that communicate,
-arrays and pickles. `least` are the bytes of the result of a step that all tasks need, without compression: for boosting
-the histograms of one child of each split, with two sums of 4 bytes in a bin; for a forest the trees of a task; for
-topics the counts of words and topics, with 4 bytes; for words the changes of all vectors, with 4 bytes (only vectors
-that changed are sent). CPU time is that of all tasks, divided by their number.
+pass over the documents, a step of words, with as many words for each task. A fit that does not count comes first.
+`once` and `a step` are the bytes that a task gives to calls that communicate, arrays and pickles. `least` are the
+bytes of the result of a step that all tasks need, without compression: for boosting the histograms of one child of
+each split, with two sums of 4 bytes in a bin; for a forest the trees of a task; for topics the counts of words and
+topics, with 4 bytes; for words the changes of all vectors, with 4 bytes (only vectors that changed are sent). CPU
+time is that of all tasks, divided by their number, the median of some rounds; `of one` is its ratio to that of the
+first number of tasks.
 """
 
 from __future__ import annotations
 
 import argparse
 import pickle
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,8 +30,8 @@ from ronde.comqueue.task_group import ThreadGroup
 CARRIERS = ("allreduce", "allgather", "alltoall", "allgather_object")
 ROWS, COLUMNS, BINS, LEAVES, TREES = 20_000, 20, 255, 31, 10
 BYTES_OF_A_NODE = 4 + 1 + 4 + 1 + 8 + 8 + 8  # column, bin, child, side of missing values, value, gain, rows
-DOCUMENTS, VOCABULARY, WORDS_OF_DOCUMENT, TOPICS = 500, 2000, 100, 20
-SENTENCES, DIMENSIONS = 2000, 50
+DOCUMENTS, VOCABULARY, WORDS_OF_DOCUMENT, TOPICS = 2000, 2000, 100, 20
+SENTENCES, DIMENSIONS, WORDS_OF_STEP = 5000, 50, 20_000
 
 
 class Case(NamedTuple):
@@ -88,7 +91,13 @@ def fit_words(tasks: int, times: int) -> int:
     random = np.random.default_rng(0)
     words = np.array([f"w{number}" for number in range(VOCABULARY)])
     chosen = random.zipf(1.3, size=(tasks * SENTENCES, 20)) % VOCABULARY
-    model = Word2Vec(vector_size=DIMENSIONS, epochs=times, min_count=1, on=f"threads:{tasks}")
+    model = Word2Vec(
+        vector_size=DIMENSIONS,
+        epochs=4 * times,
+        min_count=1,
+        words_per_step=WORDS_OF_STEP * tasks,
+        on=f"threads:{tasks}",
+    )
     return len(model.fit([words[each].tolist() for each in chosen]).history_)
 
 
@@ -125,19 +134,33 @@ def main() -> None:
     parser.add_argument(
         "--tasks", nargs="+", type=int, default=[1, 2, 3, 4], help="numbers of them (default: 1 2 3 4)"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="of each measurement (default: 3)")
     options = parser.parse_args()
     counter = Counter()
-    print(f"{'case':10}{'tasks':>6}{'CPU ms':>10}{'once':>12}{'a step':>12}{'least':>12}{'ratio':>8}")
+    print(
+        f"{'case':10}{'tasks':>6}{'CPU ms':>10}{'of one':>8}{'once':>12}{'a step':>12}{'least':>12}{'ratio':>8}"
+    )
     for name in options.cases:
+        CASES[name].fit(1, 1)
+        one_ms = None
         for tasks in options.tasks:
-            first, second = (measured(CASES[name], tasks, times, counter) for times in (1, 2))
-            steps = second.steps - first.steps
-            sent = (second.sent - first.sent) / steps
-            cpu_ms = (second.cpu_s - first.cpu_s) / steps / tasks * 1e3
+            cpu_ms, once, sent = step_of(CASES[name], tasks, options.rounds, counter)
+            one_ms = one_ms or cpu_ms
             least = CASES[name].least(tasks)
             ratio = f"{sent / least:8.2f}" if sent else ""
-            numbers = f"{cpu_ms:10.2f}{first.sent - sent * first.steps:12.0f}{sent:12.0f}{least:12.0f}"
+            numbers = f"{cpu_ms:10.2f}{cpu_ms / one_ms:8.2f}{once:12.0f}{sent:12.0f}{least:12.0f}"
             print(f"{name:10}{tasks:6}{numbers}{ratio}", flush=True)
+
+
+def step_of(case: Case, tasks: int, rounds: int, counter: Counter) -> tuple[float, float, float]:
+    """Return the CPU time of a step and task in ms, the bytes that are sent once, and those of a step."""
+    times_ms = []
+    for _ in range(rounds):
+        first, second = (measured(case, tasks, times, counter) for times in (1, 2))
+        steps = second.steps - first.steps
+        times_ms.append((second.cpu_s - first.cpu_s) / steps / tasks * 1e3)
+    sent = (second.sent - first.sent) / steps
+    return statistics.median(times_ms), first.sent - sent * first.steps, sent
 
 
 def measured(case: Case, tasks: int, times: int, counter: Counter) -> Fit:

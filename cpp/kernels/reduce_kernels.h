@@ -48,11 +48,18 @@ struct CenterKernels {
 // Sums of topics; see topic_kernels.cc. Arrays are rows of kTopicLanes numbers, filled up with zeros.
 constexpr size_t kTopicLanes = 16;
 
+// A number is drawn with probabilities in proportion to weight x share. Rounding may make it one that has none.
+struct TopicDrawing {
+  const float* weights;
+  const float* shares;
+  float uniform;   // in [0, 1)
+  float mass;      // result: the sum of weight x share
+  uint32_t topic;  // result
+};
+
 struct TopicKernels {
-  // Returns a number drawn with probabilities in proportion to weight x share, and their sum. Rounding may make it one
-  // that has no probability. `uniform`: in [0, 1); `cumulated`: for as many numbers as there are weights.
-  uint32_t (*draw)(const float* weights, const float* shares, size_t rows, float uniform, float* cumulated,
-                   float* mass);
+  // Draws `count` numbers. `cumulated`: for as many numbers as all of them have weights.
+  void (*draw)(TopicDrawing* drawings, size_t count, size_t rows, float* cumulated);
   double (*dot)(const double* a, const double* b, size_t rows);
   void (*add_scaled)(double* sums, const double* a, double factor, size_t rows);  // sums += a x factor
 };

@@ -32,10 +32,14 @@ template <class T>
   store_vector(reinterpret_cast<char*>(to), vector);
 }
 
-// Lane l has the topics l, l + kLanes and so on. The draw chooses a lane by descending a tree of sums of lanes, and
-// then the topic in the lane, without branches that a processor would have to guess.
-uint32_t draw_topic(const float* weights, const float* shares, size_t rows, float uniform, float* cumulated,
-                    float* mass) {
+// Sums of a number of weights x shares in lanes: tree[n + i] is the sum of the lanes l with l % n = i.
+struct LaneTree {
+  float sums[2 * kLanes];
+};
+
+// Stores the products of each lane, cumulated, and sums them.
+[[gnu::always_inline]] inline void multiply(const float* weights, const float* shares, size_t rows, float* cumulated,
+                                            LaneTree& tree) {
   Vector<float> sums[kVectors<float>] = {};
   for (size_t row = 0; row < rows; ++row)
 #pragma GCC unroll 4
@@ -44,24 +48,51 @@ uint32_t draw_topic(const float* weights, const float* shares, size_t rows, floa
       sums[v] += load(weights + place) * load(shares + place);
       store(cumulated + place, sums[v]);
     }
-  float tree[2 * kLanes];  // node n is the sum of nodes 2n and 2n + 1
-  std::memcpy(tree + kLanes, sums, sizeof sums);
-#pragma GCC unroll 16
-  for (size_t node = kLanes - 1; node > 0; --node) tree[node] = tree[2 * node] + tree[2 * node + 1];
-  *mass = tree[1];
-  float left = uniform * tree[1];
-  size_t node = 1;
-#pragma GCC unroll 4
-  for (size_t width = kLanes; width > 1; width /= 2) {
-    const float first = tree[2 * node];
-    const int is_second = left >= first;
-    left -= static_cast<float>(is_second) * first;  // a choice would become a branch
-    node = 2 * node + static_cast<size_t>(is_second);
+  std::memcpy(tree.sums + kLanes, sums, sizeof sums);
+  typedef float Eight __attribute__((vector_size(32)));
+  typedef float Four __attribute__((vector_size(16)));
+  Eight halves[2];
+  std::memcpy(halves, sums, sizeof halves);
+  const Eight eight = halves[0] + halves[1];
+  std::memcpy(tree.sums + 8, &eight, sizeof eight);
+  Four quarters[2];
+  std::memcpy(quarters, &eight, sizeof quarters);
+  const Four four = quarters[0] + quarters[1];
+  std::memcpy(tree.sums + 4, &four, sizeof four);
+  tree.sums[2] = four[0] + four[2];
+  tree.sums[3] = four[1] + four[3];
+  tree.sums[1] = tree.sums[2] + tree.sums[3];
+}
+
+// Lane l has the topics l, l + kLanes and so on. A draw chooses a lane by descending a tree of sums of lanes, and
+// then the topic in the lane, without branches that a processor would have to guess. Several are made side by side,
+// since each of these steps waits for the one before.
+void draw_topics(TopicDrawing* drawings, size_t count, size_t rows, float* cumulated) {
+  constexpr size_t kMost = 8;
+  LaneTree trees[kMost];
+  float left[kMost];
+  size_t lanes[kMost];
+  for (; count > kMost; drawings += kMost, count -= kMost) draw_topics(drawings, kMost, rows, cumulated);
+  for (size_t d = 0; d < count; ++d) {
+    multiply(drawings[d].weights, drawings[d].shares, rows, cumulated + d * rows * kLanes, trees[d]);
+    drawings[d].mass = trees[d].sums[1];
+    left[d] = drawings[d].uniform * drawings[d].mass;
+    lanes[d] = 0;
   }
-  const size_t lane = node - kLanes;
-  size_t row = 0;
-  for (size_t i = 0; i < rows; ++i) row += cumulated[i * kLanes + lane] <= left ? 1 : 0;
-  return static_cast<uint32_t>(row * kLanes + lane);
+#pragma GCC unroll 4
+  for (size_t width = 1; width < kLanes; width *= 2)
+    for (size_t d = 0; d < count; ++d) {
+      const float first = trees[d].sums[2 * width + lanes[d]];
+      const int is_second = left[d] >= first;
+      left[d] -= static_cast<float>(is_second) * first;  // a choice would become a branch
+      lanes[d] += static_cast<size_t>(is_second) * width;
+    }
+  for (size_t d = 0; d < count; ++d) {
+    const float* const own = cumulated + d * rows * kLanes + lanes[d];
+    size_t row = 0;
+    for (size_t i = 0; i < rows; ++i) row += own[i * kLanes] <= left[d] ? 1 : 0;
+    drawings[d].topic = static_cast<uint32_t>(row * kLanes + lanes[d]);
+  }
 }
 
 double dot(const double* a, const double* b, size_t rows) {
@@ -87,6 +118,6 @@ void add_scaled(double* sums, const double* a, double factor, size_t rows) {
 }  // namespace
 
 extern constinit const TopicKernels kTopicKernels;
-constinit const TopicKernels kTopicKernels = {draw_topic, dot, add_scaled};
+constinit const TopicKernels kTopicKernels = {draw_topics, dot, add_scaled};
 
 }  // namespace ronde::RONDE_ISA

@@ -16,7 +16,9 @@ namespace {
 
 constexpr double kFixedPoint = 1 << 20;  // of sums
 constexpr double kLeastProduct = 1e-150;
-constexpr size_t kDocumentsAtOnce = 8;   // so that the processor need not wait for memory or for the last draw
+constexpr size_t kDocumentsAtOnce = 16;  // so that the processor need not wait for memory
+constexpr size_t kMostDrawn = 8;         // topics that the kernel draws at once
+constexpr size_t kMostCumulated = 2048;  // numbers that it keeps for them: they stay in the first cache
 constexpr size_t kHugePage = 1 << 21;    // bytes
 constexpr size_t kMostPrefetched = 512;  // weights of a word; the processor prefetches further ones
 
@@ -143,55 +145,69 @@ float* TopicWeights::allocate(size_t count) {
 }
 
 // Samples the tokens of one document after the other. It keeps the units of each topic in the document.
+//
+// A token takes two calls, leave_out() and take(); between them the kernel draws its topic.
 class DocumentSampler {
  public:
   explicit DocumentSampler(const TopicWeights& weights)
-      : all_(weights),
-        kernels_(*available_kernels().front()->topics),
-        units_(weights.topics()),
-        shares_(weights.stride_),
-        cumulated_(weights.stride_) {}
+      : all_(weights), units_(weights.topics()), shares_(weights.stride_) {}
 
-  // Begins a document with at least one token.
-  void begin(const Documents& documents, size_t row, TokenRandom random, uint16_t* topics) {
-    documents_ = &documents;
+  // Begins a document. Returns its number of tokens; if this is 0, the sampler has none.
+  size_t begin(const Documents& documents, size_t row, TokenRandom random, uint16_t* topics) {
     random_ = random;
     topics_ = topics;
     std::fill(units_.begin(), units_.end(), 0);
     total_ = 0;
-    for_each_token(documents, row, all_.scale_, [&](size_t, int64_t units) {
+    tokens_.clear();
+    for_each_token(documents, row, all_.scale_, [&](size_t word, int64_t units) {
+      tokens_.push_back({static_cast<uint32_t>(word), static_cast<int32_t>(units)});
       const uint16_t topic = *topics++;
       if (topic == kNoTopic) return;
       units_[topic] += static_cast<int32_t>(units);
       total_ += units;
     });
+    if (tokens_.empty()) return 0;
     std::copy(all_.priors_.begin(), all_.priors_.end(), shares_.begin());
     for (size_t k = 0; k < units_.size(); ++k) shares_[k] += static_cast<float>(units_[k]);
-    prior_units_ = all_.prior_sum_ * all_.scale_;
     product_ = 1;
     logarithm_ = 0;
-    entry_ = documents.offsets[row];
-    end_ = documents.offsets[row + 1];
-    token_ = 0;
-    begin_entry();
+    at_ = 0;
+    prefetch();
+    return tokens_.size();
   }
 
-  // Draws the topic of the next token. Returns whether the document has more of them.
-  bool sample_one(int32_t* counts, const TopicSums& sums) {
-    const int64_t units = tokens_.units_of(token_);
-    const uint16_t old_topic = *topics_;
-    if (old_topic != kNoTopic) total_ -= units;
-    double mass;
-    const uint16_t topic = draw(word_, old_topic, static_cast<int32_t>(units), random_.uniform(), mass);
-    *topics_++ = topic;
-    count(&counts[word_ * all_.topics() + topic], static_cast<int32_t>(units));
-    add_likelihood(mass / (static_cast<double>(total_) + prior_units_), static_cast<double>(units));
-    total_ += units;
-    if (++token_ < tokens_.count) return true;
-    ++entry_;
-    token_ = 0;
-    begin_entry();
-    if (entry_ < end_) return true;
+  // Makes weight x share of the next token's old topic the product without the token.
+  TopicDrawing leave_out() {
+    const Token token = tokens_[at_];
+    const float* const own = all_.weights_of(token.word);
+    const uint16_t topic = topics_[at_];
+    if (topic != kNoTopic) {
+      const float total = all_.totals_[topic], units = static_cast<float>(token.units), weight = own[topic];
+      const float others = std::max(weight * total - units, all_.word_prior_);
+      units_[topic] -= token.units;
+      total_ -= token.units;
+      shares_[topic] = share(topic) * (others / (std::max(total - units, others) * weight));
+    }
+    return {own, shares_.data(), random_.uniform(), 0, 0};
+  }
+
+  // Gives the topic that was drawn to the token. Returns whether the document has more of them.
+  bool take(const TopicDrawing& drawn, int32_t* counts, const TopicSums& sums) {
+    const Token token = tokens_[at_];
+    const uint16_t old_topic = topics_[at_];
+    uint32_t topic = drawn.topic;
+    if (topic >= units_.size()) topic = old_topic != kNoTopic ? old_topic : 0;  // of rounding
+    if (old_topic != kNoTopic) shares_[old_topic] = share(old_topic);
+    units_[topic] += token.units;
+    shares_[topic] = share(topic);
+    topics_[at_] = static_cast<uint16_t>(topic);
+    count(&counts[token.word * all_.topics() + topic], token.units);
+    add_likelihood(static_cast<double>(drawn.mass), token.units);
+    total_ += token.units;
+    if (++at_ < tokens_.size()) {
+      prefetch();
+      return true;
+    }
     count(nullptr, 0);
     *sums.log_likelihood += fixed_point(logarithm_ + portable_log(product_));
     if (sums.priors != nullptr) add_to_priors(sums.priors);
@@ -199,16 +215,10 @@ class DocumentSampler {
   }
 
  private:
-  // Goes to the next entry with tokens, from entry_ on.
-  void begin_entry() {
-    for (; entry_ < end_; ++entry_) {
-      tokens_ = EntryTokens(documents_->counts[entry_], all_.scale_);
-      if (tokens_.count > 0) break;
-    }
-    if (entry_ == end_) return;
-    word_ = static_cast<size_t>(documents_->words[entry_]);
-    prefetch();
-  }
+  struct Token {
+    uint32_t word;
+    int32_t units;
+  };
 
   // Adds the units of the last token to its count, and fetches the count of this one.
   void count(int32_t* next, int32_t units) {
@@ -218,7 +228,13 @@ class DocumentSampler {
     if (next != nullptr) __builtin_prefetch(next, 1);
   }
 
-  void add_likelihood(double likelihood, double units) {
+  // `mass`: the sum of weight x share of all topics.
+  void add_likelihood(double mass, int32_t units) {
+    if (total_ != others_) {  // seldom: most tokens have equal units
+      others_ = total_;
+      inverse_ = 1 / (static_cast<double>(total_) + all_.prior_sum_ * all_.scale_);
+    }
+    const double likelihood = mass * inverse_;
     if (units != all_.scale_) {
       logarithm_ += units / all_.scale_ * portable_log(likelihood);
       return;
@@ -231,34 +247,11 @@ class DocumentSampler {
   }
 
   void prefetch() const {
-    const float* const own = all_.weights_of(word_);
+    const float* const own = all_.weights_of(tokens_[at_].word);
     for (size_t k = 0; k < std::min(all_.stride_, kMostPrefetched); k += kTopicLanes) __builtin_prefetch(own + k);
   }
 
   float share(size_t topic) const { return static_cast<float>(units_[topic]) + all_.priors_[topic]; }
-
-  // Draws a topic for a token of a word, with probabilities in proportion to weight x (units in the document + prior),
-  // and gives it the token. `mass`: the sum of these. The weight of the token's old topic leaves out the token.
-  uint16_t draw(size_t word, uint16_t old_topic, int32_t units, float uniform, double& mass) {
-    const float* const own = all_.weights_of(word);
-    if (old_topic != kNoTopic) leave_out(own[old_topic], old_topic, units);
-    float sum;
-    uint32_t topic = kernels_.draw(own, shares_.data(), all_.stride_ / kTopicLanes, uniform, cumulated_.data(), &sum);
-    if (topic >= units_.size()) topic = old_topic != kNoTopic ? old_topic : 0;  // of rounding
-    mass = static_cast<double>(sum);
-    if (old_topic != kNoTopic) shares_[old_topic] = share(old_topic);
-    units_[topic] += units;
-    shares_[topic] = share(topic);
-    return static_cast<uint16_t>(topic);
-  }
-
-  // Makes weight x share the product without a token of the topic.
-  void leave_out(float weight, uint16_t topic, int32_t units) {
-    const float total = all_.totals_[topic], own_units = static_cast<float>(units);
-    const float others = std::max(weight * total - own_units, all_.word_prior_);
-    units_[topic] -= units;
-    shares_[topic] = share(topic) * (others / (std::max(total - own_units, others) * weight));
-  }
 
   void add_to_priors(int64_t* sums) const {
     for (size_t topic = 0; topic < units_.size(); ++topic) {
@@ -271,21 +264,18 @@ class DocumentSampler {
   }
 
   const TopicWeights& all_;
-  const TopicKernels& kernels_;
   std::vector<int32_t> units_;  // of each topic in the document
   std::vector<float> shares_;   // of each topic: units and prior; stride_
-  std::vector<float> cumulated_;
-
-  // The document, and the next token.
-  const Documents* documents_ = nullptr;
+  std::vector<Token> tokens_;   // of the document
+  size_t at_ = 0;               // of the next token
   TokenRandom random_{{}, 0};
   uint16_t* topics_ = nullptr;
-  int64_t total_ = 0, entry_ = 0, end_ = 0, token_ = 0;
-  EntryTokens tokens_{0, 1};
-  size_t word_ = 0;
+  int64_t total_ = 0;
   int32_t* count_ = nullptr;  // of the last token: still to be increased
   int32_t count_units_ = 0;
-  double product_ = 1, logarithm_ = 0, prior_units_ = 0;
+  int64_t others_ = -1;  // the units of the document without a token, and their inverse with the priors
+  double inverse_ = 0;
+  double product_ = 1, logarithm_ = 0;
 };
 
 int64_t count_tokens(const Documents& documents, double scale) {
@@ -303,29 +293,43 @@ void count_topics(const Documents& documents, double scale, const uint16_t* topi
 
 void sample_topics(const TopicWeights& weights, const Documents& documents, const TopicDraw& draw, uint16_t* topics,
                    int32_t* counts, const TopicSums& sums) {
+  const TopicKernels& kernels = *available_kernels().front()->topics;
+  const size_t stride = weights.stride();
+  const size_t drawn_at_once = std::clamp<size_t>(kMostCumulated / stride, 1, kMostDrawn);
+  std::vector<float> cumulated(drawn_at_once * stride);
   std::vector<DocumentSampler> samplers(kDocumentsAtOnce, DocumentSampler(weights));
   std::vector<DocumentSampler*> active;  // those with a document
   size_t row = 0;
   const auto begin_next = [&](DocumentSampler& sampler) {
-    for (; row < documents.row_count; ++row) {
-      const int64_t tokens = count_tokens(documents, row, row + 1, weights.scale());
+    while (row < documents.row_count) {
+      const size_t own_row = row++;
       uint16_t* const own = topics;
+      if ((draw.first_row + static_cast<int64_t>(own_row)) % draw.every != 0) {
+        topics += count_tokens(documents, own_row, own_row + 1, weights.scale());
+        continue;
+      }
+      const size_t tokens = sampler.begin(documents, own_row, TokenRandom(draw, own_row), own);
       topics += tokens;
-      if (tokens == 0 || (draw.first_row + static_cast<int64_t>(row)) % draw.every != 0) continue;
-      sampler.begin(documents, row, TokenRandom(draw, row), own);
-      ++row;
-      return true;
+      if (tokens > 0) return true;
     }
     return false;
   };
   for (DocumentSampler& sampler : samplers)
     if (begin_next(sampler)) active.push_back(&sampler);
-  while (!active.empty())
-    for (size_t i = 0; i < active.size(); ++i)
-      if (!active[i]->sample_one(counts, sums) && !begin_next(*active[i])) {
-        active[i--] = active.back();
-        active.pop_back();
+  TopicDrawing drawings[kMostDrawn];
+  while (!active.empty()) {
+    size_t kept = 0;
+    for (size_t first = 0; first < active.size(); first += drawn_at_once) {
+      const size_t count = std::min(drawn_at_once, active.size() - first);
+      for (size_t i = 0; i < count; ++i) drawings[i] = active[first + i]->leave_out();
+      kernels.draw(drawings, count, stride / kTopicLanes, cumulated.data());
+      for (size_t i = 0; i < count; ++i) {
+        DocumentSampler* const sampler = active[first + i];
+        if (sampler->take(drawings[i], counts, sums) || begin_next(*sampler)) active[kept++] = sampler;
       }
+    }
+    active.resize(kept);
+  }
 }
 
 }  // namespace ronde

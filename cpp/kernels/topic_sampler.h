@@ -39,6 +39,8 @@ class TopicWeights {
   size_t words() const { return words_; }
   size_t topics() const { return prior_values_.size(); }
   double scale() const { return scale_; }
+  // Topics, and some zeros behind them.
+  size_t stride() const { return stride_; }
 
  private:
   friend class DocumentSampler;

@@ -38,6 +38,9 @@ struct WordKernels {
   void (*add_change)(const float* now, const float* before, size_t width, float most, int32_t* sums);
   // Adds the sums, in these units, times a factor to a vector.
   void (*apply_change)(float* vector, size_t width, const int32_t* sums, float factor);
+  // The squared length of a vector, and of a sum of changes.
+  float (*square)(const float* vector, size_t width);
+  float (*square_of_change)(const int32_t* sums, size_t width);
 };
 
 const WordKernels& best_word_kernels();

@@ -198,17 +198,44 @@ void add_change(const float* now, const float* before, size_t width, float most_
   }
 }
 
+[[gnu::always_inline]] inline Floats load_change(const int32_t* sums) {
+  Integers sum;
+  std::memcpy(&sum, sums, sizeof sum);
+  return __builtin_convertvector(sum, Floats);
+}
+
 void apply_change(float* vector, size_t width, const int32_t* sums, float factor) {
-  for (size_t at = 0; at < width; at += kItems) {
-    Integers sum;
-    std::memcpy(&sum, sums + at, sizeof sum);
-    store(vector + at, load(vector + at) + __builtin_convertvector(sum, Floats) * (kUnit * factor));
+  for (size_t at = 0; at < width; at += kItems)
+    store(vector + at, load(vector + at) + load_change(sums + at) * (kUnit * factor));
+}
+
+// `load`: returns the numbers from a place on.
+template <class Load>
+[[gnu::always_inline]] inline float square_of(size_t width, Load load) {
+  Floats sums[kParts] = {};
+  for (size_t first = 0; first < width; first += kWordLanes) {
+#pragma GCC unroll 4
+    for (size_t part = 0; part < kParts; ++part) {
+      const Floats numbers = load(first + part * kItems);
+      sums[part] += numbers * numbers;
+    }
   }
+  return sum_of(sums);
+}
+
+float square(const float* vector, size_t width) {
+  return square_of(width, [=](size_t at) { return load(vector + at); });
+}
+
+float square_of_change(const int32_t* sums, size_t width) {
+  return square_of(width, [=](size_t at) { return load_change(sums + at) * kUnit; });
 }
 
 }  // namespace
 
 extern constinit const WordKernels kWordKernels;
-constinit const WordKernels kWordKernels = {train, average, spread, add_change, apply_change};
+constinit const WordKernels kWordKernels = {
+    train, average, spread, add_change, apply_change, square, square_of_change,
+};
 
 }  // namespace ronde::RONDE_ISA

@@ -188,36 +188,58 @@ void test_topics_have_their_probabilities() {
   CHECK(chi_square < 50);  // 19 degrees of freedom: 1 of 7,000 would be above
 }
 
-void test_all_instruction_sets_give_the_same_bits() {
+std::vector<float> random_numbers(size_t count, float share_of_zeros) {
   std::uniform_real_distribution<float> uniform(0, 1);
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = uniform(generator) < share_of_zeros ? 0 : uniform(generator);
+  return numbers;
+}
+
+// Several draws in a call have the same results as one after the other.
+void test_all_instruction_sets_draw_the_same_topics() {
   for (size_t rows : {1u, 2u, 7u, 33u})
-    for (int repeat = 0; repeat < 50; ++repeat) {
-      std::vector<float> weights(rows * kTopicLanes), shares(rows * kTopicLanes), cumulated(rows * kTopicLanes);
-      std::vector<double> a(weights.size()), b(weights.size());
-      for (size_t i = 0; i < weights.size(); ++i) {
-        a[i] = weights[i] = uniform(generator);
-        b[i] = shares[i] = uniform(generator) < 0.5f ? 0 : uniform(generator);
+    for (size_t count : {1u, 5u, 8u, 11u}) {
+      const size_t stride = rows * kTopicLanes;
+      const std::vector<float> weights = random_numbers(count * stride, 0),
+                               shares = random_numbers(count * stride, 0.5);
+      std::vector<float> places = random_numbers(count, 0), cumulated(count * stride);
+      std::vector<TopicDrawing> drawings, expected;
+      for (size_t d = 0; d < count; ++d)
+        drawings.push_back({weights.data() + d * stride, shares.data() + d * stride, places[d] * 0.999f, 0, 0});
+      for (TopicDrawing drawing : drawings) {
+        available_kernels().front()->topics->draw(&drawing, 1, rows, cumulated.data());
+        double mass = 0;
+        for (size_t i = 0; i < stride; ++i) mass += drawing.weights[i] * drawing.shares[i];
+        CHECK(std::abs(drawing.mass - mass) < 1e-3);
+        CHECK(mass == 0 || (drawing.topic < stride && drawing.shares[drawing.topic] > 0));
+        expected.push_back(drawing);
       }
-      const float place = uniform(generator) * 0.999f;
-      float mass = 0, other_mass = 0;
-      const TopicKernels& first = *available_kernels().front()->topics;
-      const uint32_t topic = first.draw(weights.data(), shares.data(), rows, place, cumulated.data(), &mass);
-      double expected = 0;
-      for (size_t i = 0; i < a.size(); ++i) expected += a[i] * b[i];
-      CHECK(std::abs(first.dot(a.data(), b.data(), rows) - expected) < 1e-9);
-      CHECK(std::abs(mass - expected) < 1e-3);
-      CHECK(mass == 0 || (topic < weights.size() && shares[topic] > 0));
       for (const Kernels* kernels : available_kernels()) {
-        const TopicKernels& other = *kernels->topics;
-        CHECK(other.draw(weights.data(), shares.data(), rows, place, cumulated.data(), &other_mass) == topic);
-        CHECK(mass == other_mass);
-        CHECK(other.dot(a.data(), b.data(), rows) == first.dot(a.data(), b.data(), rows));
-        std::vector<double> sums = a, other_sums = a;
-        first.add_scaled(sums.data(), b.data(), 1.7, rows);
-        other.add_scaled(other_sums.data(), b.data(), 1.7, rows);
-        CHECK(sums == other_sums);
+        kernels->topics->draw(drawings.data(), count, rows, cumulated.data());
+        for (size_t d = 0; d < count; ++d)
+          CHECK(drawings[d].topic == expected[d].topic && drawings[d].mass == expected[d].mass);
       }
     }
+}
+
+void test_all_instruction_sets_give_the_same_sums() {
+  for (size_t rows : {1u, 2u, 7u, 33u}) {
+    std::uniform_real_distribution<double> uniform(0, 1);
+    std::vector<double> a(rows * kTopicLanes), b(a.size());
+    for (double& x : a) x = uniform(generator);
+    for (double& x : b) x = uniform(generator);
+    const TopicKernels& first = *available_kernels().front()->topics;
+    const double expected = std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    CHECK(std::abs(first.dot(a.data(), b.data(), rows) - expected) < 1e-9);
+    for (const Kernels* kernels : available_kernels()) {
+      const TopicKernels& other = *kernels->topics;
+      CHECK(other.dot(a.data(), b.data(), rows) == first.dot(a.data(), b.data(), rows));
+      std::vector<double> sums = a, other_sums = a;
+      first.add_scaled(sums.data(), b.data(), 1.7, rows);
+      other.add_scaled(other_sums.data(), b.data(), 1.7, rows);
+      CHECK(sums == other_sums);
+    }
+  }
 }
 
 void test_inferred_topics_are_a_fixed_point() {
@@ -279,7 +301,8 @@ int main() {
   ronde::test_only_the_documents_that_are_asked_for_get_topics();
   ronde::test_the_division_of_documents_has_no_effect();
   ronde::test_topics_have_their_probabilities();
-  ronde::test_all_instruction_sets_give_the_same_bits();
+  ronde::test_all_instruction_sets_draw_the_same_topics();
+  ronde::test_all_instruction_sets_give_the_same_sums();
   ronde::test_inferred_topics_are_a_fixed_point();
   ronde::test_the_logarithm_and_digamma();
   ronde::test_no_documents();

@@ -111,6 +111,10 @@ void test_changes_in_all_instruction_sets() {
     std::vector<float> applied(32);
     kernels->words->apply_change(applied.data(), 32, sums.data(), 0.5f);
     for (size_t i = 0; i < sums.size(); ++i) CHECK(applied[i] == static_cast<float>(sums[i]) * 0x1p-25f);
+    float square = 0;
+    for (const float each : applied) square += each * each;
+    CHECK(std::fabs(kernels->words->square(applied.data(), 32) / square - 1) < 1e-5f);
+    CHECK(kernels->words->square_of_change(sums.data(), 32) == 4 * kernels->words->square(applied.data(), 32));
   }
 }
 

@@ -16,12 +16,6 @@ constexpr uint32_t kWordsPerLoss = 64;
 constexpr float kMostChange = 4, kMostSum = 127;  // of a number, by a shard and by all: 127 / 2^-24 is less than 2^31
 constexpr double kMostMove = 1, kMostMoveOfShards = 128;  // see apply()
 
-double length_of(const int32_t* sums, size_t width) {
-  double square = 0;
-  for (size_t i = 0; i < width; ++i) square += static_cast<double>(sums[i]) * sums[i];
-  return std::sqrt(square) * 0x1p-24;
-}
-
 }  // namespace
 
 // The random numbers of a sentence.
@@ -72,22 +66,36 @@ SharedRows::SharedRows(float* rows, size_t count, size_t width, size_t shards)
       most_updates_(static_cast<int32_t>(INT32_MAX / shards)),
       copies_(new float[count * width]),
       sums_(count * (width + kCounts)),
-      updates_(count),
+      uses_(count),
       is_changed_(count) {}
 
 void SharedRows::copy(size_t number) {
-  std::copy_n(rows_ + number * width_, width_, copies_.get() + number * width_);
+  uses_[number] = {1, static_cast<uint32_t>(copied_.size())};
+  std::copy_n(rows_ + number * width_, width_, copies_.get() + copied_.size() * width_);
   copied_.push_back(number);
 }
 
+void SharedRows::prefetch_change(size_t number) {
+  constexpr size_t kLine = 64 / sizeof(float);
+  const float* row = rows_ + number * width_;
+  const int32_t* sums = sums_of(number);
+  for (size_t at = 0; at < width_; at += kLine) {
+    __builtin_prefetch(row + at);
+    __builtin_prefetch(sums + at, 1);
+  }
+}
+
 void SharedRows::end_shard() {
-  for (const size_t number : copied_) {
+  constexpr size_t kAhead = 4;
+  const WordKernels& kernels = best_word_kernels();
+  for (size_t at = 0; at < copied_.size(); ++at) {
+    if (at + kAhead < copied_.size()) prefetch_change(copied_[at + kAhead]);
+    const size_t number = copied_[at];
     int32_t* sums = sums_of(number);
-    best_word_kernels().add_change(copies_.get() + number * width_, rows_ + number * width_, width_, most_change_,
-                                   sums);
-    sums[width_] += updates_[number];
+    kernels.add_change(copies_.get() + at * width_, rows_ + number * width_, width_, most_change_, sums);
+    sums[width_] += uses_[number].updates;
     sums[width_ + 1] += 1;
-    updates_[number] = 0;
+    uses_[number].updates = 0;
     is_changed_[number] = 1;
   }
   copied_.clear();
@@ -108,9 +116,7 @@ double SharedRows::mean_square(std::span<const int64_t> numbers) {
   double sum = 0, weights = 0;
   for (const int64_t signed_number : numbers) {
     const auto number = static_cast<size_t>(signed_number);
-    const float* row = rows_ + number * width_;
-    float square = 0;
-    for (size_t i = 0; i < width_; ++i) square += row[i] * row[i];
+    const float square = best_word_kernels().square(rows_ + number * width_, width_);
     sum += static_cast<double>(square) * sums_of(number)[width_];
     weights += sums_of(number)[width_];
   }
@@ -123,7 +129,8 @@ void SharedRows::apply(std::span<const int64_t> numbers, float share) {
     float* row = rows_ + number * width_;
     int32_t* sums = sums_of(number);
     const float way = share * static_cast<float>(sums[width_]);
-    const double length = length_of(sums, width_), shards = sums[width_ + 1];
+    const double length = std::sqrt(static_cast<double>(best_word_kernels().square_of_change(sums, width_)));
+    const double shards = sums[width_ + 1];
     const double most_move = std::max({kMostMove, kMostMoveOfShards / shards, length / shards});
     const float scale = (1 + way / static_cast<float>(shards)) / (1 + way);
     const auto most_scale = static_cast<float>(most_move / std::max(length, most_move));
@@ -169,20 +176,25 @@ void WordTrainer::make_chances(std::span<const int64_t> counts) {
 }
 
 void WordTrainer::make_samples(std::span<const int64_t> counts) {
-  constexpr size_t kLeast = size_t{1} << 20, kPerWord = 32;
-  size_t size = kLeast;
-  while (size < kPerWord * counts.size()) size *= 2;
-  std::vector<double> ends(counts.size());
-  double sum = 0;
+  std::vector<double> shares(counts.size());  // of draws, in those of a word on average
+  for (size_t word = 0; word < counts.size(); ++word)
+    shares[word] = std::pow(static_cast<double>(counts[word]), options_.ns_exponent);
+  const double mean =
+      std::accumulate(shares.begin(), shares.end(), 0.0) / static_cast<double>(std::max<size_t>(1, counts.size()));
+  std::vector<size_t> rare, frequent;
   for (size_t word = 0; word < counts.size(); ++word) {
-    ends[word] = sum += std::pow(static_cast<double>(counts[word]), options_.ns_exponent);
+    shares[word] /= mean;
+    (shares[word] < 1 ? rare : frequent).push_back(word);
+    samples_.push_back({UINT32_MAX, static_cast<int32_t>(word)});
   }
-  samples_.resize(size);
-  size_t word = 0;
-  for (size_t at = 0; at < size; ++at) {
-    const double place = (static_cast<double>(at) + 0.5) / static_cast<double>(size) * sum;
-    while (word + 1 < counts.size() && ends[word] < place) ++word;
-    samples_[at] = static_cast<int32_t>(word);
+  while (!rare.empty() && !frequent.empty()) {
+    const size_t word = rare.back(), other = frequent.back();
+    rare.pop_back();
+    samples_[word] = {static_cast<uint32_t>(shares[word] * UINT32_MAX), static_cast<int32_t>(other)};
+    shares[other] -= 1 - shares[word];
+    if (shares[other] >= 1) continue;
+    frequent.pop_back();
+    rare.push_back(other);
   }
 }
 
@@ -218,8 +230,14 @@ void WordTrainer::draw(Random& random) {
   drawn_.clear();
   for (size_t at = 0; at < kept_.size(); ++at) {
     reaches_.push_back(options_.shrinks_window ? 1 + random.below(window) : window);
-    for (size_t i = 0; i < options_.negative; ++i) drawn_.push_back(samples_[random.next() & (samples_.size() - 1)]);
+    for (size_t i = 0; i < options_.negative; ++i) drawn_.push_back(draw_sample(random.next()));
   }
+}
+
+int32_t WordTrainer::draw_sample(uint64_t random) const {
+  const uint64_t word = ((random >> 32) * samples_.size()) >> 32;
+  const Sample sample = samples_[word];
+  return static_cast<uint32_t>(random) <= sample.chance ? static_cast<int32_t>(word) : sample.other;
 }
 
 void WordTrainer::prefetch_outputs(size_t at) const {

@@ -54,21 +54,20 @@ class SharedRows {
 
   // The copy of a row that the shard being trained changes.
   float* row(size_t number) {
-    if (updates_[number] == 0) {
-      copy(number);
-      updates_[number] = 1;
-    }
-    return copies_.get() + number * width_;
+    if (uses_[number].updates == 0) copy(number);
+    return copies_.get() + uses_[number].copy * width_;
   }
   // Lets row() find the row in the cache.
   void prefetch(size_t number) const {
     constexpr size_t kLine = 64 / sizeof(float);
-    const float* row = (updates_[number] == 0 ? rows_ : copies_.get()) + number * width_;
+    const Use use = uses_[number];
+    const float* row = use.updates == 0 ? rows_ + number * width_ : copies_.get() + use.copy * width_;
     for (size_t at = 0; at < width_; at += kLine) __builtin_prefetch(row + at);
   }
   // Notes that the shard has changed a row for so many more predictions.
   void add_updates(size_t number, size_t count) {
-    updates_[number] = static_cast<int32_t>(std::min<int64_t>(most_updates_, updates_[number] + int64_t(count)));
+    int32_t& updates = uses_[number].updates;
+    updates = static_cast<int32_t>(std::min<int64_t>(most_updates_, updates + int64_t(count)));
   }
   // Adds what a shard changed to the sums.
   void end_shard();
@@ -93,7 +92,14 @@ class SharedRows {
   void apply(std::span<const int64_t> numbers, float share);
 
  private:
+  // What the shard being trained does with a row.
+  struct Use {
+    int32_t updates;  // 0: there is no copy
+    uint32_t copy;    // its place in copies_
+  };
+
   void copy(size_t number);
+  void prefetch_change(size_t number);
 
   static constexpr size_t kCounts = 2;
 
@@ -103,11 +109,11 @@ class SharedRows {
   size_t width_;
   float most_change_;                // of a number, by a shard
   int32_t most_updates_;             // of a row, by a shard
-  std::unique_ptr<float[]> copies_;  // uninitialized: memory that no shard touches is not used
+  std::unique_ptr<float[]> copies_;  // one behind the other, so that they stay in the cache; uninitialized
   std::vector<int32_t> sums_;
-  std::vector<int32_t> updates_;  // by the shard
+  std::vector<Use> uses_;
   std::vector<uint8_t> is_changed_;
-  std::vector<size_t> copied_;
+  std::vector<size_t> copied_;  // rows, by the places of their copies
 };
 
 class WordTrainer {
@@ -135,11 +141,20 @@ class WordTrainer {
  private:
   class Random;
 
+  // Walker's alias method: a draw of a word at random ends at it with the chance, of 2^32, and else at another one. The
+  // table is small enough for the cache, unlike one that has each word as often as it is drawn.
+  struct Sample {
+    uint32_t chance;
+    int32_t other;
+  };
+
   void make_samples(std::span<const int64_t> counts);
   void make_tree(std::span<const int64_t> counts);
   void make_chances(std::span<const int64_t> counts);
   // Draws what the words of the sentence need, so that memory can be read ahead.
   void draw(Random& random);
+  // `random`: 64 random bits.
+  int32_t draw_sample(uint64_t random) const;
   void prefetch_outputs(size_t at) const;
   void choose_outputs(size_t at);
   void choose_words(std::span<const int32_t> sentence, Random& random);
@@ -150,7 +165,7 @@ class WordTrainer {
   WordOptions options_;
   SharedRows vectors_, outputs_;
   const WordKernels& kernels_;
-  std::vector<int32_t> samples_;                 // words, each as often as it is drawn; their number is a power of two
+  std::vector<Sample> samples_;                  // of each word
   std::vector<uint32_t> chances_;                // by word: it stays if a random number of 32 bits is not larger
   std::vector<size_t> path_ends_;                // by word, in path_: hierarchical softmax
   std::vector<std::pair<int32_t, float>> path_;  // nodes, and the label of each
