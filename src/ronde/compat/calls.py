@@ -36,7 +36,9 @@ def with_horovods_words(awaited: str = "processes") -> Iterator[None]:
         raise
     except WorkerError as error:
         if error.rank >= 0:
-            error.args = (f"one or more processes exited with non-zero status: {error}",)
+            error.args = (
+                f"Horovod detected that one or more processes exited with non-zero status: {error}",
+            )
         raise
 
 

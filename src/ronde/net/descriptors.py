@@ -93,12 +93,12 @@ def raise_descriptor_limit() -> bool:
 def make_room(count: int, purpose: str) -> None:
     """Raise the limit so that the process can open `count` more descriptors, which `purpose` needs.
 
-    Raises UsageError if the hard limit forbids it.
+    Raises UsageError if the hard limit forbids it, or if /proc is not mounted.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return
-    is_open = len(os.listdir("/proc/self/fd"))
+    is_open = _count_open(purpose)
     needed = is_open + count
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise UsageError(
@@ -108,3 +108,14 @@ def make_room(count: int, purpose: str) -> None:
     wanted = needed + SPARE if hard == resource.RLIM_INFINITY else min(needed + SPARE, hard)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _count_open(purpose: str) -> int:
+    """Return how many descriptors this process has open."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError as error:
+        raise UsageError(
+            f"{purpose}: cannot read /proc/self/fd ({error.strerror}): Ronde watches processes by /proc, which this "
+            "machine or container lacks: mount -t proc proc /proc"
+        ) from None

@@ -170,7 +170,7 @@ if __name__ == "__main__":
     try:
         horovod.run(work, (1, 2), {"fails": True}, np=2, output_filename="logs")
     except RuntimeError as error:
-        assert "one or more processes exited" in str(error), error
+        assert str(error).startswith("Horovod detected that one or more processes exited"), error
         print(error.rank, "on purpose" in str(error), open("logs/rank.1/stderr").read().splitlines()[-1])
 """
 

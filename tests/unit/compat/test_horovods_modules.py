@@ -36,6 +36,14 @@ try:
     mpi_run.mpi_run
 except ImportError as error:
     print(str(error).rpartition("; ")[2])
+from horovod.runner.util.threads import in_thread
+done = []
+in_thread(done.append, (1,)).join()
+in_thread(lambda: 1 / 0, silent=True, daemon=False, name="silent").join()
+assert done == [1]
+calls = []
+count = horovod.common.util._cache(lambda: len(calls))
+assert [count(), calls.append(1), count()] == [0, None, 0]
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 
@@ -36,3 +37,12 @@ def test_a_hard_limit_that_is_too_low_is_named_with_the_numbers(limits: tuple[in
         f"a world of size 176 needs {limits[1] + 1} file descriptors in this process, which has "
     )
     assert f"may have {limits[1]}: raise the hard limit (ulimit -Hn)" in message
+
+
+def test_without_proc_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_mounted(path: str) -> list[str]:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "listdir", not_mounted)
+    with pytest.raises(UsageError, match=r"^-n 2: cannot read /proc/self/fd .* mount -t proc proc /proc$"):
+        make_room(10, "-n 2")

@@ -6,6 +6,7 @@ part of a framework.
 
 from __future__ import annotations
 
+import functools
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 EXTENSIONS = ["tensorflow", "torch", "mxnet"]
+_cache = functools.cache  # private in Horovod, too, but its tests import it
 
 T = TypeVar("T")
 
@@ -194,6 +196,7 @@ add_modules(
     process_sets=["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"],
     util=[
         "EXTENSIONS",
+        "_cache",
         "ccl_built",
         "check_extension",
         "check_installed_version",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ronde.compat.calls import with_horovods_words
@@ -227,8 +229,38 @@ def _installed_mpi(env: Mapping[str, str] | None) -> str:
     return next(found, "")
 
 
+def in_thread(
+    target: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    name: str | None = None,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """Call `target(*args)` in a new thread; return the thread, which has been started.
+
+    Args:
+        name: Name of the thread (None: Python's).
+        daemon: Do not keep the process from ending.
+        silent: Ignore exceptions of the target instead of printing them.
+
+    Raises ValueError if `args` is no tuple: `(x,)` passes one argument.
+    """
+    if not isinstance(args, tuple):
+        raise ValueError(f"in_thread(args={args!r}): args must be a tuple; (x,) passes one argument")
+
+    def run_silently(*args: Any) -> None:
+        with suppress(Exception):
+            target(*args)
+
+    thread = threading.Thread(target=run_silently if silent else target, args=args, name=name, daemon=daemon)
+    thread.start()
+    return thread
+
+
 add_modules(
     __name__,
     launch=["check_build", "run_commandline"],
     mpi_run=["is_intel_mpi", "is_mpich", "is_open_mpi", "is_spectrum_mpi", "mpi_available"],
+    util=["in_thread"],
 )
+add_modules(f"{__name__}.util", threads=["in_thread"])
