@@ -237,10 +237,14 @@ def _own_address(wanted: Settings) -> str:
 @functools.lru_cache(maxsize=4096)  # the members of one generation are mostly those of the last one
 def _record(handle: str) -> RankRecord:
     try:
-        return RankRecord.decode(handle.encode(), -1)
+        record = RankRecord.decode(handle.encode(), -1)
+        unix, tcp = addresses.parse_address(record.unix), addresses.parse_address(record.address)
+        if unix.is_unix and not tcp.is_unix:
+            return record
     except VersionError:
         raise
-    except (ProtocolError, AttributeError):
-        raise ReconfigureError(
-            f"{str(handle)[:100]!r} is not a handle that get_reconfigure_handle() has returned"
-        ) from None
+    except (ProtocolError, UsageError, AttributeError):
+        pass
+    raise ReconfigureError(
+        f"{str(handle)[:100]!r} is not a handle that get_reconfigure_handle() has returned"
+    )
