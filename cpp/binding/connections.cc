@@ -45,6 +45,10 @@ void JoinedWatch::time_out(const std::vector<int>& missing, const std::string& r
   watch().announce_failure(Failure(FailureKind::kTimeout, -1, reason, missing));
 }
 
+void JoinedWatch::lose(int rank, const std::string& reason) const {
+  watch().announce_failure(Failure(FailureKind::kPeerLost, rank, reason));
+}
+
 std::unique_ptr<Watch> JoinedWatch::take_watch() {
   static_cast<void>(watch());
   return std::move(watch_);
@@ -62,11 +66,25 @@ auto JoinedWatch::guarded(Body&& body) const {
 
 namespace {
 
-std::unique_ptr<SharedConnections> share_connections(const std::map<int, Wire>& controls) {
+std::map<int, Connection> take_connections(const std::map<int, Wire>& controls) {
   std::map<int, Connection> connections;  // first takes all descriptors, which closes them if anything fails
   for (const auto& [process, wire] : controls) connections.emplace(process, Descriptor(std::get<int>(wire)));
   for (const auto& [process, wire] : controls) set_keys(connections.at(process), wire);
-  return std::make_unique<SharedConnections>(std::move(connections));
+  return connections;
+}
+
+std::unique_ptr<SharedConnections> share_connections(const std::map<int, Wire>& controls) {
+  return std::make_unique<SharedConnections>(take_connections(controls));
+}
+
+void add_connections(SharedConnections& self, const std::map<int, Wire>& controls) {
+  std::map<int, Connection> connections = take_connections(controls);
+  try {
+    const ReleaseGil released;  // the thread calls members with the lock that this needs
+    self.add(std::move(connections));
+  } catch (const UsageError& error) {
+    raise("UsageError", error.what());
+  }
 }
 
 std::unique_ptr<SealedConnection> seal_connection(const nb::bytes& outgoing, const nb::bytes& incoming, bool conceals) {
@@ -112,6 +130,7 @@ void bind_connections(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<SharedConnections>(module, "SharedConnections")
       .def(nb::new_(&share_connections), "controls"_a)
+      .def("add", &add_connections, "controls"_a)
       .def("set_bell",
            [](SharedConnections& self, int process, int bell) { self.set_bell(process, Descriptor(bell)); });
 
@@ -131,6 +150,7 @@ void bind_connections(nb::module_& module) {
              return self.guarded([&] { return watch.receive_descriptor(rank, timeout_ns); });
            })
       .def("time_out", &JoinedWatch::time_out, "missing"_a, "reason"_a)
+      .def("lose", &JoinedWatch::lose, "rank"_a, "reason"_a)
       .def("give_up", &JoinedWatch::give_up);
 
   nb::class_<SealedConnection>(module, "SealedConnection")

@@ -37,6 +37,8 @@ class JoinedWatch {
   void give_up() { watch_.reset(); }
   // Fails the construction on the other ranks, because these ranks are missing: it names them, and not this rank.
   void time_out(const std::vector<int>& missing, const std::string& reason) const;
+  // Fails the construction on the other ranks, because this rank is lost.
+  void lose(int rank, const std::string& reason) const;
 
   // Runs `body` without the interpreter's lock, and raises a Failure as its Python exception.
   template <class Body>

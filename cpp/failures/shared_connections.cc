@@ -77,14 +77,37 @@ SharedConnections::End end_by(int error) {
 }  // namespace
 
 SharedConnections::SharedConnections(std::map<int, Connection> controls)
-    : controls_(std::move(controls)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (wake_.get() < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
-  for (const auto& [process, control] : controls_) {
+  insert(std::move(controls));
+}
+
+void SharedConnections::add(std::map<int, Connection> controls) {
+  std::lock_guard lock(joining_);
+  if (is_over_) throw UsageError("this process has left its world");
+  {
+    std::lock_guard adding(sending_);
+    for (const auto& [process, control] : controls) {
+      if (controls_.contains(process)) throw UsageError("a process has two control connections");
+    }
+    insert(std::move(controls));
+  }
+  if (thread_) {
+    wake_thread();
+  } else if (!members_.empty()) {
+    start_thread();
+  }
+}
+
+void SharedConnections::insert(std::map<int, Connection> controls) {
+  for (auto& [process, control] : controls) {
     flows_[process];
+    added_.push_back(process);
     if (control.keys) seals_.emplace(process, *control.keys);
     // Wakes the thread for whole messages only: TCP may deliver one in two parts.
     const int low_water = static_cast<int>(wire_bytes(process));
     setsockopt(control.socket.get(), SOL_SOCKET, SO_RCVLOWAT, &low_water, sizeof(low_water));
+    controls_.emplace(process, std::move(control));
   }
 }
 
@@ -93,6 +116,11 @@ void SharedConnections::join(uint64_t communicator, Member& member) {
   if (is_over_) throw UsageError("this process has left its world");
   if (!members_.emplace(communicator, &member).second) throw UsageError("two communicators have the same name");
   for (const auto& [process, end] : ends_) member.on_end(process, end);
+  start_thread();
+}
+
+// With joining_ held.
+void SharedConnections::start_thread() {
   if (thread_ || controls_.empty()) return;
   const BlockSignals block;
   thread_ = std::make_unique<std::thread>([this, ending = ending_] {
@@ -253,26 +281,21 @@ void SharedConnections::handle_read_count(int process, uint64_t count) {
   send_what_fits(process);
 }
 
-void SharedConnections::report_read(int process, Inbox& inbox) {
+void SharedConnections::report_read(Inbox& inbox) {
   if (++inbox.read % kReadAtOnce != 0) return;
   WatchMessage message;
   message.type = WatchMessage::Type::kRead;
   message.calls_made = inbox.read;
   std::lock_guard lock(sending_);
-  transmit(process, {message});
+  transmit(inbox.process, {message});
 }
 
 // --- The thread ------------------------------------------------------------------------------------------------------
 
 void SharedConnections::run(Ending& ending) {
-  std::vector<int> processes;
-  std::vector<Inbox> inboxes(controls_.size());
-  std::vector<pollfd> fds;
-  for (const auto& [process, control] : controls_) {
-    processes.push_back(process);
-    fds.push_back({control.socket.get(), POLLIN, 0});
-  }
-  fds.push_back({wake_.get(), POLLIN, 0});
+  std::vector<Inbox> inboxes;
+  std::vector<pollfd> fds = {{wake_.get(), POLLIN, 0}};  // then one for each inbox
+  take_added(inboxes, fds);
   while (true) {
     const int limit_ms = poll_limit_ms();
     if (!ending.begin_poll()) return;
@@ -280,32 +303,46 @@ void SharedConnections::run(Ending& ending) {
     if (!ending.end_poll()) return;
     if (error == EINTR) continue;
     if (error != 0) return report_poll_error(error);
-    if (fds.back().revents != 0 && !wake_.is_open()) return report_poll_error(EBADF);
+    if (fds[0].revents != 0 && !wake_.is_open()) return report_poll_error(EBADF);
     ring_alarm();
-    if (fds.back().revents != 0) {
+    if (fds[0].revents != 0) {
       uint64_t count = 0;
       [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
     }
-    for (size_t i = 0; i < processes.size(); ++i) {
+    for (size_t i = 0; i < inboxes.size(); ++i) {
+      pollfd& polled = fds[i + 1];
       // poll() skips a negative descriptor: nothing more comes from that process.
-      if ((fds[i].revents & ~POLLOUT) != 0 && !receive_from(processes[i], fds[i].fd, inboxes[i])) fds[i].fd = -1;
+      if ((polled.revents & ~POLLOUT) != 0 && !receive_from(polled.fd, inboxes[i])) polled.fd = -1;
     }
+    take_added(inboxes, fds);
     std::lock_guard lock(sending_);
-    for (size_t i = 0; i < processes.size(); ++i) {
-      Flow& flow = flows_.at(processes[i]);
-      if (!flow.backlog.empty()) flush(processes[i]);
-      fds[i].events = static_cast<short>(flow.backlog.empty() ? POLLIN : POLLIN | POLLOUT);
+    for (size_t i = 0; i < inboxes.size(); ++i) {
+      const int process = inboxes[i].process;
+      Flow& flow = flows_.at(process);
+      if (!flow.backlog.empty()) flush(process);
+      fds[i + 1].events = static_cast<short>(flow.backlog.empty() ? POLLIN : POLLIN | POLLOUT);
     }
   }
 }
 
+void SharedConnections::take_added(std::vector<Inbox>& inboxes, std::vector<pollfd>& fds) {
+  std::lock_guard lock(sending_);
+  for (const int process : std::exchange(added_, {})) {
+    const Descriptor& socket = controls_.at(process).socket;
+    const auto seals = seals_.find(process);
+    inboxes.push_back({process, socket, seals == seals_.end() ? nullptr : &seals->second});
+    fds.push_back({socket.get(), POLLIN, 0});
+  }
+}
+
 // Receives from a process. Returns false when nothing more will come from it.
-bool SharedConnections::receive_from(int process, int fd, Inbox& inbox) {
-  if (!controls_.at(process).socket.is_open()) {
+bool SharedConnections::receive_from(int fd, Inbox& inbox) {
+  const int process = inbox.process;
+  if (!inbox.socket.is_open()) {
     report_end(process, end_by(EBADF));
     return false;
   }
-  const std::span wire(inbox.bytes.data(), wire_bytes(process));
+  const std::span wire(inbox.bytes.data(), sizeof(WatchMessage) + (inbox.seals != nullptr ? kTagBytes : 0));
   const ssize_t got = receive_with(fd, wire.subspan(inbox.filled), inbox.attached);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (got <= 0) {  // drops an incomplete message, whose sender died while sending it
@@ -315,13 +352,12 @@ bool SharedConnections::receive_from(int process, int fd, Inbox& inbox) {
   inbox.filled += static_cast<size_t>(got);
   if (inbox.filled < wire.size()) return true;
   inbox.filled = 0;
-  const auto seals = seals_.find(process);
-  if (seals != seals_.end() && !seals->second.open(wire)) {
+  if (inbox.seals != nullptr && !inbox.seals->open(wire)) {
     report_end(process, {std::string(" was lost: ") + kAltered, true});
     return false;
   }
   try {
-    handle_message(process, wire.first(sizeof(WatchMessage)), inbox);
+    handle_message(wire.first(sizeof(WatchMessage)), inbox);
     return true;
   } catch (const ProtocolError& error) {
     report_end(process, {distrust_of(error), true});
@@ -329,11 +365,12 @@ bool SharedConnections::receive_from(int process, int fd, Inbox& inbox) {
   }
 }
 
-void SharedConnections::handle_message(int process, std::span<const std::byte> bytes, Inbox& inbox) {
+void SharedConnections::handle_message(std::span<const std::byte> bytes, Inbox& inbox) {
+  const int process = inbox.process;
   const WatchMessage::Header header = WatchMessage::header(bytes, process);
   Descriptor attached = std::exchange(inbox.attached, {});
   if (header.type == WatchMessage::Type::kRead) return handle_read_count(process, header.calls_made);
-  report_read(process, inbox);
+  report_read(inbox);
   std::lock_guard lock(joining_);
   const auto member = members_.find(header.communicator);
   if (member != members_.end()) member->second->on_message(process, bytes, std::move(attached));

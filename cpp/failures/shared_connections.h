@@ -8,7 +8,8 @@
 //      them in between).
 //   2. The end of a connection concerns every communicator of which the process at its other end is a rank. So does a
 //      malformed message, or one whose tag does not match (sealer.h): nothing from its sender can be trusted.
-//   3. The thread starts with the first communicator and ends with the last; then the connections are closed.
+//   3. The thread starts with the first communicator that has a connection, and ends with the last communicator; then
+//      the connections are closed.
 //   4. Within a host a message may carry a file descriptor.
 //   5. A receiver acknowledges the messages that it has read, and a sender has at most kMostUnread unread messages per
 //      receiver in flight; the others wait here. So the receive buffer of a stopped process never fills.
@@ -17,6 +18,8 @@
 // TCP_USER_TIMEOUT, which detects an unreachable host, takes a receive window that stays closed for one, so no data may
 // stay unsent in the kernel.
 #pragma once
+
+#include <poll.h>
 
 #include <array>
 #include <condition_variable>
@@ -29,6 +32,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "failures/watch_message.h"
@@ -44,7 +48,7 @@ inline std::string distrust_of(const ProtocolError& error) {
 
 class SharedConnections {
  public:
-  // `controls`: the connections to all other processes of the world, by process.
+  // `controls`: the connections to other processes of the world, by process.
   explicit SharedConnections(std::map<int, Connection> controls);
   ~SharedConnections() { stop(); }
   SharedConnections(const SharedConnections&) = delete;
@@ -71,6 +75,9 @@ class SharedConnections {
   void join(uint64_t communicator, Member& member);
   // After its return the thread does not call the member.
   void leave(uint64_t communicator);
+  // Adds connections to further processes of a world that is being made. Nothing is sent to a process before that.
+  // Throws UsageError as join(), or if a process has a connection.
+  void add(std::map<int, Connection> controls);
 
   // Sends in order, each message once its receiver has room (rule 5). Any thread; never blocks. `attached`: within a
   // host only.
@@ -109,9 +116,12 @@ class SharedConnections {
     std::deque<Packet> backlog{};  // wait until the socket takes them
     bool is_over = false;          // the process has closed the connection and reads nothing more
   };
-  // The received part of a process's next message.
+  // What the thread knows about a process, and the received part of its next message.
   struct Inbox {
-    std::array<std::byte, sizeof(WatchMessage) + kTagBytes> bytes;
+    int process;
+    const Descriptor& socket;
+    SealedConnection* seals;  // null: its messages carry no tags
+    std::array<std::byte, sizeof(WatchMessage) + kTagBytes> bytes{};
     size_t filled = 0;
     Descriptor attached{};
     uint64_t read = 0;  // messages read, without those of kRead
@@ -129,11 +139,14 @@ class SharedConnections {
     void end();
   };
 
+  void insert(std::map<int, Connection> controls);
+  void start_thread();
   void stop();
   void end_thread();
   void run(Ending& ending);
-  bool receive_from(int process, int fd, Inbox& inbox);
-  void handle_message(int process, std::span<const std::byte> bytes, Inbox& inbox);
+  void take_added(std::vector<Inbox>& inboxes, std::vector<pollfd>& fds);
+  bool receive_from(int fd, Inbox& inbox);
+  void handle_message(std::span<const std::byte> bytes, Inbox& inbox);
   void report_end(int process, const End& end);
   void report_poll_error(int error);
   int poll_limit_ms() const;
@@ -144,12 +157,13 @@ class SharedConnections {
   void transmit(int process, Outgoing outgoing);
   void flush(int process);
   void handle_read_count(int process, uint64_t count);
-  void report_read(int process, Inbox& inbox);
+  void report_read(Inbox& inbox);
 
-  std::map<int, Connection> controls_;  // unchanged while the thread runs
+  std::map<int, Connection> controls_;  // guarded by sending_; while the thread runs, none is removed
+  std::vector<int> added_;              // processes that the thread does not read yet; guarded by sending_
   std::map<int, Descriptor> bells_;
   Descriptor wake_;  // makes the thread check the backlogs and ending_
-  // By process on another host. sending_ guards sealing; only the thread opens.
+  // By process on another host; guarded by sending_. Only the thread opens.
   std::map<int, SealedConnection> seals_;
 
   std::mutex sending_;         // held for whole messages; none is sent after stop()

@@ -288,6 +288,39 @@ void test_communicators_that_share_connections() {
   for (Watch* each : {&world, &reversed, &late}) each->send_goodbye(2);
 }
 
+// A world that is being made: its watch tells a failure to the processes that are connected by then, reads those that
+// are added while its thread runs, and notices their end.
+void test_connections_that_are_added() {
+  std::map<int, Descriptor> peers;
+  const auto connection_to = [&](int process) {
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    peers[process] = Descriptor(ends[1]);
+    std::map<int, Connection> controls;
+    controls.emplace(process, Descriptor(ends[0]));
+    return controls;
+  };
+  const auto connections = std::make_shared<SharedConnections>(std::map<int, Connection>());
+  Watch watch(0, {"rank 0 on a", "rank 1 on b", "rank 2 on c"}, connections, 0, {0, 1, 2});
+  watch.announce_failure(Failure(FailureKind::kPeerLost, 2, "nobody is connected"));
+  connections->add(connection_to(1));
+  watch.announce_failure(Failure(FailureKind::kTimeout, -1, "waited", {2}));
+  WatchMessage message;
+  CHECK(recv(peers[1].get(), &message, sizeof(message), MSG_WAITALL) == sizeof(message));
+  CHECK(message.reason_text() == "waited" && message.missing[0] == 2);
+  connections->add(connection_to(2));
+  CHECK_THROWS(connections->add(connection_to(1)), UsageError);
+  WatchMessage goodbye = message_of(WatchMessage::Type::kGoodbye);
+  goodbye.calls_made = 0;
+  CHECK(send(peers[2].get(), &goodbye, sizeof(goodbye), 0) == sizeof(goodbye));
+  while (!watch.has_left(2)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  peers[1].reset();
+  while (!watch.failure().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(watch.failure().failure().rank == 1);
+  watch.stop();
+  CHECK_THROWS(connections->add(connection_to(3)), UsageError);
+}
+
 // Opens files until they have taken the numbers of all closed descriptors.
 std::vector<int> take_numbers(bool are_sockets, int closed) {
   std::vector<int> taken;
@@ -334,6 +367,7 @@ void test_descriptors_with_new_files(bool are_sockets) {
 
 int main() {
   ronde::test_communicators_that_share_connections();
+  ronde::test_connections_that_are_added();
   ronde::test_a_stopped_rank_that_has_many_notes_to_read();
   ronde::test_malformed_messages();
   ronde::test_an_announced_failure();

@@ -8,6 +8,8 @@ The steps, the same on every rank:
 
 Communicators that are split off another one share the control connections of their process, which the world has opened.
 So they open only the data connections between hosts.
+
+Ranks that listen before there is a world can tell their records to each other in another way (`wire_known`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import functools
 import operator
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -28,14 +30,14 @@ from ronde.errors import ProtocolError, VersionError
 from ronde.job_key import JobKey
 from ronde.net.addresses import Address, address_towards, is_loopback, listen, parse_address
 from ronde.net.authentication import PROTOCOL_VERSION, SECRET, ConnectionKeys
-from ronde.net.connections import Channel, Slot, open_connections
+from ronde.net.connections import NO_TAG, Channel, Connection, Slot, open_connections
 from ronde.net.descriptors import make_room
 from ronde.net.host import host_identity, host_name
 from ronde.process.resources import usable_core_numbers
 from ronde.settings import Settings
 from ronde.typed_json import TypedJson
 
-__all__ = ["Wiring", "wire", "wire_again"]
+__all__ = ["NativeWire", "RankRecord", "Wiring", "topology_of", "wire", "wire_again", "wire_known"]
 
 MUST_AGREE = (
     *("transport", "protection", "tcp_streams"),
@@ -46,13 +48,16 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 2, 1
 LONGEST_KEEPALIVE_IDLE_S = 32767  # the kernel's limit
 
 
+NativeWire = tuple[int, bytes, bytes, bool]  # a connection in the form that the native side takes
+
+
 class Wire(NamedTuple):
     """A connection to another rank; `keys` are those of its messages, None within a host."""
 
     descriptor: int
     keys: ConnectionKeys | None
 
-    def parts(self) -> tuple[int, bytes, bytes, bool]:
+    def parts(self) -> NativeWire:
         """Return the connection in the form that the native side takes."""
         return self.descriptor, *(self.keys.parts() if self.keys else (b"", b"", False))
 
@@ -85,12 +90,12 @@ class Wiring:
         taken = {peer: [wires.pop()] for peer, wires in self.data.items()}
         return Wiring(self.topology, self.cores, {}, taken, self.address)
 
-    def take_controls(self) -> dict[int, tuple[int, bytes, bytes, bool]]:
+    def take_controls(self) -> dict[int, NativeWire]:
         """Return the control connections as the native side takes them, which closes them."""
         taken, self.controls = self.controls, {}
         return {peer: wire.parts() for peer, wire in taken.items()}
 
-    def take_data(self) -> dict[int, list[tuple[int, bytes, bytes, bool]]]:
+    def take_data(self) -> dict[int, list[NativeWire]]:
         """Return the data connections as the native side takes them, which closes them."""
         taken, self.data = self.data, {}
         return {peer: [wire.parts() for wire in wires] for peer, wires in taken.items()}
@@ -117,13 +122,48 @@ def wire(
     that names the missing ranks, PeerLostError, MismatchError if settings differ that must be equal,
     AuthenticationError or VersionError; then all connections are closed.
     """
-    mine = _RankRecord.of(rank, size, settings, address)
+    mine = RankRecord.of(str(rank), settings, address, size)
     if size == 1:
         return Wiring(compute_topology(0, [""], [host_name()]), mine.cores.bit_count(), {}, {})
     with ExitStack() as listeners:
         plan = _agree(mine, rank, exchange, listeners)
         slots = _slots(plan, data_streams or settings.tcp_streams, has_controls=True)
         return _connect(plan, slots, settings, key, purpose, deadline_ns, check)
+
+
+def wire_known(
+    topology: Topology,
+    records: Sequence[RankRecord],
+    listeners: Sequence[socket.socket],
+    settings: Settings,
+    key: JobKey,
+    purpose: str,
+    deadline_ns: int,
+    tag: bytes,
+    adopt: Callable[[dict[int, NativeWire]], None],
+    check: Callable[[], None],
+    data_streams: int,
+) -> Wiring:
+    """Connect the ranks of a world, who know the records of all. All of them call it.
+
+    `topology`: see `topology_of`. `listeners`: of this rank, which stay open and serve other worlds, too. `tag`: 8
+    bytes, of this world alone. `adopt` takes the control connections, by rank, in one or more calls, also if this
+    raises an error; then `check` raises the failures that other ranks tell, or their loss. Otherwise as `wire`.
+    """
+    check_equal([record.alike for record in records])
+    cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
+    targets = [
+        parse_address(record.unix if topology.is_local(rank) else record.address)
+        for rank, record in enumerate(records)
+    ]
+    plan = _Plan(topology, cores, targets, list(listeners), targets[topology.rank].host)
+    slots = _slots(plan, data_streams, has_controls=True)
+    return _connect(plan, slots, settings, key, purpose, deadline_ns, check, tag, adopt)
+
+
+def topology_of(rank: int, records: Sequence[RankRecord]) -> Topology:
+    """Return the topology of the ranks that have these records."""
+    return compute_topology(rank, [record.key for record in records], [record.name for record in records])
 
 
 def wire_again(
@@ -173,12 +213,21 @@ def _connect(
     purpose: str,
     deadline_ns: int,
     check: Callable[[], None] | None = None,
+    tag: bytes = NO_TAG,
+    adopt: Callable[[dict[int, NativeWire]], None] | None = None,
 ) -> Wiring:
     """Do step 2."""
     topology, (outgoing, incoming) = plan.topology, slots
     make_room(
         len(outgoing) + len(incoming) + topology.local_size, f"connecting to {topology.size - 1} other ranks"
     )
+
+    def adopt_tuned(controls: Mapping[Slot, Connection]) -> None:
+        assert adopt is not None
+        for slot, (sock, _) in controls.items():
+            _tune(sock, slot.channel, settings.peer_timeout_ns)
+        adopt({slot.peer: Wire(sock.detach(), keys).parts() for slot, (sock, keys) in controls.items()})
+
     connections = open_connections(
         topology.rank,
         list(topology.hosts),
@@ -190,6 +239,9 @@ def _connect(
         deadline_ns,
         settings.protection == SECRET,
         check,
+        tag,
+        None if adopt is None else adopt_tuned,
+        dict(enumerate(plan.targets)) if adopt is not None else None,
     )
     with ExitStack() as on_error:
         for slot, (sock, _) in connections.items():
@@ -203,6 +255,8 @@ def _connect(
             wiring.controls[slot.peer] = Wire(sock.detach(), keys)
         else:
             wiring.data.setdefault(slot.peer, []).append(Wire(sock.detach(), keys))
+    if adopt is not None:
+        adopt(wiring.take_controls())
     return wiring
 
 
@@ -212,10 +266,11 @@ def _usable_cores() -> int:
 
 
 @dataclass(frozen=True)
-class _RankRecord:
+class RankRecord:
     """The facts about a rank that it sends to all others.
 
-    `cores`: the cores on which it may run, as bits of a number. `alike`: the values that must be equal, by name.
+    `key`: of its host. `address`: where it listens for other hosts, or on which address it will. `cores`: the cores on
+    which it may run, as bits of a number. `alike`: the values that must be equal, by name.
     """
 
     key: str
@@ -226,15 +281,17 @@ class _RankRecord:
     alike: Mapping[str, str]
 
     @classmethod
-    def of(cls, rank: int, size: int, settings: Settings, address: str) -> _RankRecord:
+    def of(cls, rank: str, settings: Settings, address: str, size: int | None = None) -> RankRecord:
+        """Return the record of this process. `rank`: a text that no other one has. `size`: None: not known yet."""
         key = host_identity(settings.host_id)
+        sizes = {} if size is None else {"size": size}
         return cls(
             key=f"{key}/{rank}" if settings.transport == "tcp" else key,
             name=host_name(),
             unix=f"unix:@ronde-{os.urandom(8).hex()}",
             address=address,
             cores=_usable_cores(),
-            alike=as_texts({"size": size, **{name: getattr(settings, name) for name in MUST_AGREE}}),
+            alike=as_texts(sizes | {name: getattr(settings, name) for name in MUST_AGREE}),
         )
 
     def encode(self) -> bytes:
@@ -242,7 +299,7 @@ class _RankRecord:
         return b"%d " % PROTOCOL_VERSION + _RECORD.encode(self)
 
     @classmethod
-    def decode(cls, payload: bytes, rank: int) -> _RankRecord:
+    def decode(cls, payload: bytes, rank: int) -> RankRecord:
         """Return the record of a rank. Raises VersionError or ProtocolError."""
         version, _, text = payload.partition(b" ")
         if version.isdigit() and version != b"%d" % PROTOCOL_VERSION:
@@ -258,7 +315,7 @@ class _RankRecord:
             raise _malformed(rank) from None
 
 
-_RECORD: TypedJson[_RankRecord] = TypedJson(_RankRecord, "start-up record")
+_RECORD: TypedJson[RankRecord] = TypedJson(RankRecord, "start-up record")
 
 
 @dataclass(frozen=True)
@@ -272,14 +329,14 @@ class _Plan:
     address: str = ""  # offered to other hosts
 
 
-def _agree(mine: _RankRecord, rank: int, exchange: Exchange, listeners: ExitStack) -> _Plan:
+def _agree(mine: RankRecord, rank: int, exchange: Exchange, listeners: ExitStack) -> _Plan:
     """Do step 1. The sockets that listen belong to `listeners`."""
     unix, _ = listen(parse_address(mine.unix))
     listeners.enter_context(unix)
     received = exchange(mine.encode())
-    records = [_RankRecord.decode(payload, peer) for peer, payload in enumerate(received)]
+    records = [RankRecord.decode(payload, peer) for peer, payload in enumerate(received)]
     check_equal([record.alike for record in records])
-    topology = compute_topology(rank, [record.key for record in records], [record.name for record in records])
+    topology = topology_of(rank, records)
     cores = functools.reduce(operator.or_, (records[each].cores for each in topology.local_ranks))
     targets = [_address_from(peer, record.unix.encode()) for peer, record in enumerate(records)]
     if topology.local_size == topology.size:
@@ -305,7 +362,7 @@ def _malformed(rank: int) -> ProtocolError:
     return ProtocolError(f"the start-up record of rank {rank} is malformed")
 
 
-def _address_for_other_hosts(mine: _RankRecord, records: list[_RankRecord]) -> str:
+def _address_for_other_hosts(mine: RankRecord, records: list[RankRecord]) -> str:
     """Return the address on which to listen for other hosts.
 
     The host of the store may reach it by an address that other hosts cannot reach (127.0.1.1, to which some systems

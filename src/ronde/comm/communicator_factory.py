@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,12 +12,12 @@ from functools import partial
 
 from ronde import _native
 from ronde.comm.affinity import core_of, starting_threads_on
-from ronde.comm.bootstrap import Wiring, wire, wire_again
+from ronde.comm.bootstrap import RankRecord, Wiring, topology_of, wire, wire_again, wire_known
 from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator import Communicator
 from ronde.comm.shared_memory import await_all, share_bells, share_segment
 from ronde.comm.topology import Topology
-from ronde.errors import TimeoutError, UsageError
+from ronde.errors import PeerLostError, TimeoutError, UsageError
 from ronde.job_key import JobKey
 from ronde.settings import Settings
 from ronde.stall.reports import ranks_text
@@ -81,11 +82,43 @@ class CommunicatorFactory:
         world, twin = self._make_world([wiring, wiring.split_off_stream()], purpose, deadline_ns)
         return world, twin
 
-    def _make_world(self, wirings: Sequence[Wiring], purpose: str, deadline_ns: int) -> list[Communicator]:
-        """Return the world, and its twin if there is a second wiring.
+    def make_known_world(
+        self,
+        rank: int,
+        records: Sequence[RankRecord],
+        listeners: Sequence[socket.socket],
+        purpose: str,
+        tag: bytes,
+        deadline_ns: int,
+    ) -> tuple[Communicator, Communicator]:
+        """Return the same for ranks that know the records of all (`wire_known`), and need no store.
 
-        No step is a call of a communicator, which may have no time limit: `deadline_ns` limits all of them.
+        Each rank returns when it is connected to all others. A rank that fails tells those that are connected why.
+        `tag`: see `wire_known`.
         """
+        topology = topology_of(rank, records)
+        purposes = [purpose, f"{purpose} / twin"]
+        connections = _native.SharedConnections({})
+        with ExitStack() as on_error:
+            watches = []
+            for each in purposes:
+                watches.append(_join_watch(connections, each, topology, range(topology.size)))
+                on_error.callback(watches[-1].give_up)
+            core = core_of(self.wanted.thread_affinity, topology.local_rank, topology.local_size)
+            with _telling_failure(watches[0], topology), starting_threads_on(core):
+                wiring = wire_known(
+                    *(topology, records, listeners, self.wanted, self.key, purpose, deadline_ns, tag),
+                    *(connections.add, watches[0].check),
+                    data_streams=self.wanted.tcp_streams + 1,
+                )
+            on_error.pop_all()
+        wirings = [wiring, wiring.split_off_stream()]
+        parts = [_Part(*each) for each in zip(("world", "world / twin"), purposes, wirings, watches)]
+        world, twin = self._finish_world(connections, parts, core, deadline_ns, has_barrier=False)
+        return world, twin
+
+    def _make_world(self, wirings: Sequence[Wiring], purpose: str, deadline_ns: int) -> list[Communicator]:
+        """Return the world, and its twin if there is a second wiring."""
         wiring, topology = wirings[0], wirings[0].topology
         names = range(topology.size)
         core = core_of(self.wanted.thread_affinity, topology.local_rank, topology.local_size)
@@ -100,18 +133,41 @@ class CommunicatorFactory:
                     watch = _join_watch(connections, f"{purpose}{suffix}", topology, names)
                     parts.append(_Part(f"world{suffix}", f"{purpose}{suffix}", each, watch))
                     on_error.callback(parts[-1].give_up)
+            on_error.pop_all()
+            return self._finish_world(connections, parts, core, deadline_ns, has_barrier=True)
+
+    def _finish_world(
+        self,
+        connections: _native.SharedConnections,
+        parts: Sequence[_Part],
+        core: int | None,
+        deadline_ns: int,
+        has_barrier: bool,
+    ) -> list[Communicator]:
+        """Return the communicators of these parts. This rank is connected to all others.
+
+        `has_barrier`: return when all others are, too. Else a rank that leaves at once would be lost to those that
+        still connect, unless they read what it says meanwhile (`wire_known`).
+        No step is a call of a communicator, which may have no time limit: `deadline_ns` limits all of them.
+        """
+        wiring, topology = parts[0].wiring, parts[0].wiring.topology
+        names = range(topology.size)
+        with ExitStack() as on_error:
+            for part in parts:
+                on_error.callback(part.wiring.close)
+                on_error.callback(part.give_up)
             # The messages are those of the first watch: other ranks may not have joined the second one yet.
             carrier = parts[0].watch
             if topology.local_size < topology.size:
                 for peer, bell in share_bells(carrier, topology, deadline_ns).items():
                     connections.set_bell(peer, bell)
             factory = replace(self, core=core, connections=connections, address=wiring.address)
-            with _telling_missing_ranks(carrier):
+            with _telling_failure(carrier, topology):
                 for part in parts:
                     nbytes = self._segment_bytes(topology.local_size)
                     part.segment = share_segment(carrier, topology, nbytes, deadline_ns)
-                # Else a rank that leaves at once would be lost to those that still connect to others.
-                await_all(carrier, topology.rank, topology.size, deadline_ns)
+                if has_barrier:
+                    await_all(carrier, topology.rank, topology.size, deadline_ns)
             made: list[Communicator] = []
             for part in parts:
                 native = factory._connect(
@@ -234,15 +290,22 @@ class _Part:
 
 
 @contextmanager
-def _telling_missing_ranks(watch: _native.JoinedWatch) -> Iterator[None]:
-    """If the block raises TimeoutError, tell the others for which ranks this one has waited: they wait for them, too.
+def _telling_failure(watch: _native.JoinedWatch, topology: Topology) -> Iterator[None]:
+    """If the block raises, tell the ranks that are connected why: else they would learn only that this one is gone.
 
-    Otherwise they would learn only that this rank has given up.
+    They wait for the same missing ranks, and lose the same one. To tell what another rank has told changes nothing.
     """
     try:
         yield
     except TimeoutError as error:
         watch.time_out(list(error.missing), str(error))
+        raise
+    except PeerLostError as error:
+        watch.lose(error.rank, str(error))
+        raise
+    except BaseException as error:
+        me = f"rank {topology.rank} on {topology.hosts[topology.rank]}"
+        watch.lose(topology.rank, f"{me} failed while it connected: {type(error).__name__}: {error}")
         raise
 
 

@@ -30,6 +30,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, IntEnum
 
@@ -107,12 +108,20 @@ class Role(Enum):
 class Handshake:
     """One end of one handshake: send `greeting()`, then `advance()` with exactly `wanted` bytes until that is 0.
 
-    `protection`: what this end needs. `keys`, after the handshake: those of the connection, None if it needs none.
+    `protection`: what this end needs. `expects`: whether a server wants a peer with this label, which proves nothing
+    yet. `keys`, after the handshake: those of the connection, None if it needs none.
     """
 
     def __init__(
-        self, role: Role, key: JobKey, purpose: str, protection: Protection, label: bytes = b""
+        self,
+        role: Role,
+        key: JobKey,
+        purpose: str,
+        protection: Protection,
+        label: bytes = b"",
+        expects: Callable[[bytes], bool] | None = None,
     ) -> None:
+        self._expects = expects
         self._role = role
         self._key = key
         self._purpose = purpose.encode()
@@ -139,7 +148,8 @@ class Handshake:
     def advance(self, data: bytes) -> bytes:
         """Take exactly `wanted` bytes; return what to send, possibly nothing.
 
-        Raises VersionError, or AuthenticationError if the other end does not know the key.
+        Raises VersionError, AuthenticationError if the other end does not know the key, or ConnectionResetError if its
+        label is not expected.
         """
         if not self._peer_hello:
             return self._take_hello(data)
@@ -166,6 +176,8 @@ class Handshake:
         magic, self._peer_version, self._peer_protection, self.peer_label, _ = _HELLO.unpack(data)
         if magic != MAGIC:
             raise self._foreign(data)
+        if self._expects is not None and not self._expects(self.peer_label):
+            raise ConnectionResetError("it has another label than expected")
         self._peer_hello = data
         self.wanted = PROOF_BYTES
         if self._role is Role.SERVER:

@@ -6,8 +6,11 @@ The rules:
   2. A connection counts once both ends have proved that they know the job key. The label in the proven hello names its
      slot. `net/authenticating_listener` closes connections that prove nothing.
   3. An attempt that breaks before that is repeated until the deadline: a peer with too many unauthenticated connections
-     closes some of them.
-  4. The loop watches established control connections for their end while others are missing.
+     closes some of them. So does a peer that listens for several worlds, one after the other: a *tag* in the label
+     tells to which one a connection belongs, and those of another one are closed.
+  4. The loop watches established control connections for their end while others are missing. The caller can *adopt*
+     them, to read what they say: all of them once one has something to say or the attempt fails, then each new one.
+  5. Where a missing rank must be listening at a Unix socket by now, the loop looks whether it still does.
 """
 
 from __future__ import annotations
@@ -29,16 +32,20 @@ from ronde.job_key import JobKey
 from ronde.net.addresses import LOOPBACK_REMEDY, Address, is_loopback, resolve
 from ronde.net.authenticating_listener import AuthenticatedConnection, Authenticator
 from ronde.net.authentication import ConnectionKeys, Handshake, Role, protection_of
+from ronde.net.descriptors import OwnSocket
 from ronde.net.unix_peers import check_user
 
-__all__ = ["Channel", "Connection", "Slot", "named_ranks", "open_connections"]
+__all__ = ["NO_TAG", "Channel", "Connection", "Slot", "named_ranks", "open_connections"]
 
 FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 10 * 10**6, 500 * 10**6  # before a broken attempt is made again
 CHECK_INTERVAL_NS = 100 * 10**6
+NOTICE_NS, NOTICE_GROWTH = 10**10, 6  # when to log which ranks are missing; then after so many times as long
+FIRST_LOOK_NS, LONGEST_LOOK_NS = 200 * 10**6, 5 * 10**9  # between looks whether missing ranks listen
+NO_TAG = bytes(8)
 # Errors after which the next attempt may succeed.
 _BROKEN = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
-_LABEL = struct.Struct("!IHH8x")
+_LABEL = struct.Struct("!IHH8s")
 _log = logging.getLogger(__name__)
 
 
@@ -95,22 +102,40 @@ def open_connections(
     deadline_ns: int,
     is_secret: bool = False,
     check: Callable[[], None] | None = None,
+    tag: bytes = NO_TAG,
+    adopt: Callable[[Mapping[Slot, Connection]], None] | None = None,
+    listening: Mapping[int, Address] | None = None,
 ) -> dict[Slot, Connection]:
     """Return a non-blocking connection for every slot of `outgoing` (this rank connects) and `incoming` (peers do).
 
     `hosts`: the names of the ranks' machines, for messages. `listeners`: listening, non-blocking sockets, which stay
     open. `deadline_ns`: a value of `time.monotonic_ns()`. `is_secret`: encrypt the connections. `check`: called
-    regularly; an exception that it raises ends the attempts. Raises TimeoutError that names the missing ranks,
-    PeerLostError, AuthenticationError or VersionError, and then leaves no connection open.
+    regularly; an exception that it raises ends the attempts. `tag`, 8 bytes: of the world, at listeners that serve
+    several. `adopt`: takes control connections over (rule 4); the result lacks them, and `check` reports their ends.
+    `listening`: by rank, the addresses at which ranks listen for as long as they live (rule 5).
+
+    Raises TimeoutError that names the missing ranks, PeerLostError, AuthenticationError or VersionError, and then
+    leaves no connection open but those that were adopted.
     """
     opening = _Opening(
-        rank, hosts, listeners, set(outgoing) | set(incoming), key, purpose, deadline_ns, is_secret
+        rank,
+        hosts,
+        listeners,
+        set(outgoing) | set(incoming),
+        key,
+        purpose,
+        deadline_ns,
+        is_secret,
+        tag,
+        adopt,
     )
+    opening.listening = listening or {}
     try:
         for slot, address in outgoing.items():
             opening.begin_attempt(_Attempt(slot, address))
         opening.run_loop(check)
     except BaseException:
+        opening.adopt_controls()
         for connection in opening.done.values():
             connection.sock.close()
         raise
@@ -130,6 +155,8 @@ class _Opening:
         purpose: str,
         deadline_ns: int,
         is_secret: bool,
+        tag: bytes,
+        adopt: Callable[[Mapping[Slot, Connection]], None] | None,
     ) -> None:
         self.done: dict[Slot, Connection] = {}
         self._rank = rank
@@ -140,17 +167,30 @@ class _Opening:
         self._purpose = purpose
         self._deadline_ns = deadline_ns
         self._is_secret = is_secret
+        self._tag = tag
+        self._adopt = adopt
+        self._adopts_at_once = False
+        self._notice_ns = NOTICE_NS
+        self.listening: Mapping[int, Address] = {}
+        self._look_ns = FIRST_LOOK_NS  # since the start
         self._started_ns = time.monotonic_ns()
         self._attempts: dict[int, _Attempt] = {}  # under way, by descriptor
         self._retries: list[tuple[int, _Attempt]] = []  # with the time of the next attempt
         self._watched: dict[int, Slot] = {}
         self._epoll = select.epoll()
         # Not a method: a reference to this object would keep it and its sockets until the next garbage collection.
-        label = _LABEL.pack(rank, 0, 0)
+        label = _LABEL.pack(rank, 0, 0, tag)
         self._authenticator = Authenticator(
             listeners,
             f"rank {rank}",
-            lambda sock: Handshake(Role.SERVER, key, purpose, protection_of(sock, is_secret), label),
+            lambda sock: Handshake(
+                Role.SERVER,
+                key,
+                purpose,
+                protection_of(sock, is_secret),
+                label,
+                lambda theirs: _LABEL.unpack(theirs)[3] == tag,
+            ),
             _raise_error,
             self._epoll,
         )
@@ -164,7 +204,7 @@ class _Opening:
         self._epoll.close()
 
     def _handshake(self, sock: socket.socket, slot: Slot) -> Handshake:
-        label = _LABEL.pack(self._rank, slot.channel, slot.stream)
+        label = _LABEL.pack(self._rank, slot.channel, slot.stream, self._tag)
         return Handshake(Role.CLIENT, self._key, self._purpose, protection_of(sock, self._is_secret), label)
 
     # Attempts
@@ -272,6 +312,8 @@ class _Opening:
                 elif fd in self._authenticator and (newcomer := self._authenticator.handle_ready(fd)):
                     self._accept_connection(newcomer)
             now_ns = time.monotonic_ns()
+            self._log_if_late(now_ns)
+            self._look_for_missing(now_ns)
             self._authenticator.tick(now_ns)
             due = [attempt for at_ns, attempt in self._retries if at_ns <= now_ns]
             self._retries = [entry for entry in self._retries if entry[0] > now_ns]
@@ -280,14 +322,20 @@ class _Opening:
 
     def _wake_ns(self) -> int:
         """When to go on without a ready socket."""
-        times = [self._deadline_ns, *(at_ns for at_ns, _ in self._retries)]
+        times = [
+            self._deadline_ns,
+            self._started_ns + self._notice_ns,
+            *(at_ns for at_ns, _ in self._retries),
+        ]
+        if self.listening:
+            times.append(self._started_ns + self._look_ns)
         if (wake_ns := self._authenticator.wake_ns) is not None:
             times.append(wake_ns)
         return max(min(times), time.monotonic_ns())
 
     def _accept_connection(self, newcomer: AuthenticatedConnection) -> None:
         """Take over a connection that a peer has opened."""
-        peer, channel, stream = _LABEL.unpack(newcomer.handshake.peer_label)
+        peer, channel, stream, _ = _LABEL.unpack(newcomer.handshake.peer_label)
         slot = Slot(peer, channel, stream)
         self._epoll.unregister(newcomer.sock.fileno())
         if slot in self._missing and slot not in self._addresses:
@@ -302,8 +350,24 @@ class _Opening:
         if slot.channel is Channel.CONTROL:
             self._watched[sock.fileno()] = slot
             self._epoll.register(sock.fileno(), select.EPOLLIN)
+            if self._adopts_at_once:
+                self.adopt_controls()
+
+    def adopt_controls(self) -> None:
+        """Hand the control connections over, if somebody adopts them; from now on each one at once."""
+        if self._adopt is None:
+            return
+        self._adopts_at_once = True
+        for descriptor in self._watched:
+            self._epoll.unregister(descriptor)
+        slots = list(self._watched.values())
+        self._watched.clear()
+        self._adopt({slot: self.done.pop(slot) for slot in slots})
 
     def _check_liveness(self, slot: Slot) -> None:
+        if self._adopt is not None:
+            self.adopt_controls()
+            return
         sock = self.done[slot].sock
         try:
             if not sock.recv(1, socket.MSG_PEEK):
@@ -334,6 +398,33 @@ class _Opening:
         if error.errno == errno.ENETUNREACH and address is not None and is_loopback(address.host):
             message += f"; {LOOPBACK_REMEDY}"
         return PeerLostError(message, slot.peer, self._hosts[slot.peer])
+
+    def _look_for_missing(self, now_ns: int) -> None:
+        """Raise PeerLostError if a missing rank that would connect to this one listens no more."""
+        waited_ns = now_ns - self._started_ns
+        if not self.listening or waited_ns < self._look_ns:
+            return
+        self._look_ns = waited_ns + min(2 * self._look_ns, LONGEST_LOOK_NS)
+        for slot in sorted(self._missing - self._addresses.keys()):
+            address = self.listening[slot.peer]
+            if not address.is_unix or slot.channel is not Channel.CONTROL:
+                continue
+            with OwnSocket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.setblocking(False)
+                error = probe.connect_ex(resolve(address)[0].sockaddr)
+            if error == errno.ECONNREFUSED:
+                message = f"{self._described(slot)} has ended, or its process group was destroyed"
+                raise PeerLostError(message, slot.peer, self._hosts[slot.peer])
+
+    def _log_if_late(self, now_ns: int) -> None:
+        waited_ns = now_ns - self._started_ns
+        if self._missing and waited_ns >= self._notice_ns:
+            self._notice_ns *= NOTICE_GROWTH
+            missing = named_ranks({slot.peer for slot in self._missing})
+            _log.warning(
+                "rank %d has waited %.3g s for %s of %d to connect",
+                *(self._rank, waited_ns / 1e9, missing, len(self._hosts)),
+            )
 
     def _timeout(self) -> TimeoutError:
         waited_ns = time.monotonic_ns() - self._started_ns

@@ -52,7 +52,6 @@ __all__ = ["PATIENCE_NS", "StoreClient"]
 
 PATIENCE_NS = 10 * 10**9
 ANSWER_NS = 60 * 10**9  # how often the kernel interrupts a wait, to check the time
-LIMITED_ANSWER_NS = 10**9 // 4  # the same for clients with a time to give up
 FIRST_ANSWER_NS = 2 * 10**9  # after which to warn that another service may be there
 SHORTCUT_NS = 10**9  # for a handshake on the shortcut, whose name another process may have taken
 PROBE_AFTER_NS, PROBE_S = 10**9 // 2, 0.5
@@ -85,8 +84,6 @@ class StoreClient(StoreLine):
     PeerLostError, and every later call does so at once. With 0 the first break is final. `is_secret`: encrypt the
     connection, as the server may ask, too; None: as the environment asks. `server`: what serves the
     store, for messages. `check`: called regularly while there is no connection; its exception ends the call.
-    `give_up_ns`: of the monotonic clock; from then on, or a quarter of a second later, a request that the server does
-    not answer raises PeerLostError (None: a minute after the request's own timeout the client reconnects).
 
     Raises TimeoutError with the last reason; AuthenticationError or VersionError at once. Any thread may call `close`;
     a thread that waits in a call then gets a UsageError.
@@ -101,10 +98,8 @@ class StoreClient(StoreLine):
         is_secret: bool | None = None,
         server: str = "",
         check: Callable[[], None] | None = None,
-        give_up_ns: int | None = None,
     ) -> None:
         self._server = server
-        self._give_up_ns = give_up_ns or 0
         self._check = check
         self._targets = [parse_address(each) for each in address.split(",")]
         self._key = key
@@ -131,22 +126,6 @@ class StoreClient(StoreLine):
             raise UsageError(f"the connection to the store at {self.address} has been closed")
         timeout_ns = max(self._patience_ns, HANDSHAKE_NS)
         return StoreClient(self.address, self._key, timeout_ns, self._patience_ns, self._is_secret)
-
-    def is_connected(self) -> bool:
-        """Return whether the connection seems to work. It asks the kernel only, and no thread may use the client."""
-        if self._sock is None or self._closed or self._lost or not self._sock.is_own():
-            return False
-        try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
-
-    def give_up_at(self, give_up_ns: int) -> None:
-        """Change the time of a client that was made with `give_up_ns`."""
-        self._give_up_ns = give_up_ns
 
     def close(self) -> None:
         self._closed = True
@@ -271,10 +250,7 @@ class StoreClient(StoreLine):
         """Return the answer to a request whose connection broke, after reconnecting; the caller has the lock."""
         reason = str(error) if self._sock else "it was given up by a fork or an interrupted call"
         give_up_ns = time.monotonic_ns() + self._patience_ns
-        if self._give_up_ns:
-            give_up_ns = min(give_up_ns, self._give_up_ns)
-        is_final = self._patience_ns == 0 or time.monotonic_ns() >= give_up_ns
-        if is_final and not self._lost:
+        if self._patience_ns == 0 and not self._lost:
             self._lost = f"{reason}; {self._server}" if self._server else reason
         try:
             while True:
@@ -399,8 +375,7 @@ class StoreClient(StoreLine):
             self._authenticate(sock, endpoint, attempt_ns)
             # From now on the kernel limits the time, so that a request needs one system call to send, one to receive.
             sock.settimeout(None)
-            answer_ns = LIMITED_ANSWER_NS if self._give_up_ns else ANSWER_NS
-            limit = _TIMEVAL.pack(*divmod(answer_ns // 1000, 10**6))
+            limit = _TIMEVAL.pack(ANSWER_NS // 10**9, 0)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         except BaseException:

@@ -14,11 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from ronde.comm.bootstrap import Wire, Wiring, wire, wire_again
+from ronde.comm.bootstrap import (
+    NativeWire,
+    RankRecord,
+    Wire,
+    Wiring,
+    topology_of,
+    wire,
+    wire_again,
+    wire_known,
+)
 from ronde.comm.byte_exchange import Exchange, exchange_among
 from ronde.comm.communicator_factory import CommunicatorFactory
 from ronde.comm.world_attempt import WorldAttempt
 from ronde.errors import AuthenticationError, MismatchError, PeerLostError, ProtocolError, TimeoutError
+from ronde.net.addresses import Address, listen, parse_address
 from ronde.settings import JobKey, Settings
 from ronde.stores.memory import MemoryStore
 
@@ -408,3 +418,80 @@ def test_many_times_in_a_row() -> None:
     for _ in range(50):
         with closing(Job(2).wirings()) as wirings:
             assert len(wirings) == 2
+
+
+# Ranks that know the records of all
+
+
+class Listening:
+    """Ranks that listen before there is a world."""
+
+    def __init__(self, size: int) -> None:
+        self.records, self.listeners = [], []
+        for rank in range(size):
+            tcp, address = listen(Address(host="127.0.0.1"))
+            self.records.append(RankRecord.of(str(rank), Settings(), str(address)))
+            unix, _ = listen(parse_address(self.records[rank].unix))
+            self.listeners.append([tcp, unix])
+
+    def wire(self, rank: int, world: str, limit_ns: int = 60 * SECOND) -> dict[int, NativeWire]:
+        """Return the control connections that the rank has got."""
+        adopted: dict[int, NativeWire] = {}
+        wiring = wire_known(
+            *(topology_of(rank, self.records), self.records, self.listeners[rank], Settings(), KEY, world),
+            *(deadline_in(limit_ns), world.encode().ljust(8)),
+            adopt=adopted.update,
+            check=lambda: None,
+            data_streams=1,
+        )
+        assert not wiring.controls
+        return adopted
+
+    def close(self) -> None:
+        for listener in [each for several in self.listeners for each in several]:
+            listener.close()
+
+
+@pytest.fixture
+def three_listening() -> Iterator[Listening]:
+    ranks = Listening(3)
+    yield ranks
+    ranks.close()
+
+
+def close_all(adopted: Sequence[object]) -> None:
+    for controls in adopted:
+        assert isinstance(controls, dict), controls
+        for descriptor, *_ in controls.values():
+            os.close(descriptor)
+
+
+def test_ranks_that_know_all_records_connect_in_one_world_after_the_other(three_listening: Listening) -> None:
+    for world in ("first", "second"):
+        adopted = in_threads(3, lambda rank, world=world: three_listening.wire(rank, world))  # type: ignore[misc]
+        assert [sorted(each) for each in adopted if isinstance(each, dict)] == [[1, 2], [0, 2], [0, 1]]
+        close_all(adopted)
+
+
+def test_a_rank_that_is_still_in_another_world_is_called_again(three_listening: Listening) -> None:
+    left = threading.Event()
+
+    def body(rank: int) -> object:
+        if rank == 0:
+            with pytest.raises(TimeoutError) as caught:
+                three_listening.wire(0, "old", SECOND // 5)
+            left.set()
+            assert caught.value.missing == (1, 2)
+        return three_listening.wire(rank, "new")
+
+    adopted = in_threads(3, body)
+    assert left.is_set()
+    close_all(adopted)
+
+
+def test_a_missing_rank_that_listens_no_more_is_lost(three_listening: Listening) -> None:
+    for listener in three_listening.listeners[2]:
+        listener.close()
+    with pytest.raises(PeerLostError, match=r"rank 2 on .* has ended") as caught:
+        three_listening.wire(0, "world")
+    assert caught.value.rank == 2

@@ -13,12 +13,14 @@ import functools
 import hashlib
 import multiprocessing.util
 import os
+import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ronde import _native, settings
+from ronde.comm.bootstrap import RankRecord
 from ronde.comm.byte_exchange import Exchange
 from ronde.comm.communicator import Communicator
 from ronde.comm.communicator_factory import CommunicatorFactory
@@ -28,7 +30,14 @@ from ronde.job_key import JobKey
 from ronde.stores.store import Store
 from ronde.torch.distributed.meeting import MailboxMeeting, meet
 
-__all__ = ["GroupConnection", "connect_alone", "connect_group", "connect_world", "world_of_default_group"]
+__all__ = [
+    "GroupConnection",
+    "connect_alone",
+    "connect_group",
+    "connect_known_world",
+    "connect_world",
+    "world_of_default_group",
+]
 
 
 class GroupConnection:
@@ -151,6 +160,23 @@ def connect_world(
     return meet(store, rank, size, name, deadline_ns, make, call)
 
 
+def connect_known_world(
+    factory: CommunicatorFactory,
+    rank: int,
+    records: Sequence[RankRecord],
+    listeners: Sequence[socket.socket],
+    name: str,
+    deadline_ns: int,
+) -> GroupConnection:
+    """Return a world of ranks that know the records of all, and need no store; all of them call it.
+
+    `name`: of this world alone. Raises TimeoutError that names the missing ranks, PeerLostError, MismatchError.
+    """
+    tag = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    made = factory.make_known_world(rank, records, listeners, name, tag, deadline_ns)
+    return _connection_of(factory, *made)
+
+
 def connect_group(world: GroupConnection, ranks: Sequence[int], timeout_ns: int) -> GroupConnection:
     """Return a group of these ranks of the world, which its members make alone, one after the other for equal ranks.
 
@@ -186,11 +212,17 @@ def _make_world(
 ) -> GroupConnection:
     # Between hosts the mailbox has one stream: a message that a rank has sent before it leaves arrives before the end
     # of the connection.
-    communicator, messages = factory.make_world_with_twin(rank, size, exchange, name, deadline_ns, check)
-    mailbox = _native.Mailbox(messages.native)
-    return GroupConnection(
-        communicator, mailbox, range(size), factory.wanted.stall_warning_ns, messages=messages
+    return _connection_of(
+        factory, *factory.make_world_with_twin(rank, size, exchange, name, deadline_ns, check)
     )
+
+
+def _connection_of(
+    factory: CommunicatorFactory, communicator: Communicator, messages: Communicator
+) -> GroupConnection:
+    mailbox = _native.Mailbox(messages.native)
+    ranks = range(communicator.size)
+    return GroupConnection(communicator, mailbox, ranks, factory.wanted.stall_warning_ns, messages=messages)
 
 
 def _context_of(name: str) -> int:

@@ -1,20 +1,23 @@
 """Process groups whose members change while their processes go on.
 
 A process that wants to be a member of the next generation of a group tells its *handle* to the program that decides
-about that generation: a text that says where to find the process. All members of a generation get the same list of
-handles, and connect: they meet at a store that the process with the first handle serves. So no process has to outlive
-the others, and torch.distributed's store is not needed.
+about that generation: a text that says where the process listens, and has its settings. All members of a generation get
+the same list of handles, so each one knows whom to connect to. No store is needed, neither torch.distributed's nor
+another one, and no process has to outlive the others.
 
 The members recognise each other by the user's key file or the key that the launcher gave them (`net/job_keys`).
 """
 
 from __future__ import annotations
 
-import json
+import functools
+import hashlib
+import os
 import secrets
+import socket
 import time
+import weakref
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,17 +25,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed
 
 from ronde import settings
+from ronde.comm.bootstrap import RankRecord
 from ronde.comm.communicator_factory import CommunicatorFactory
-from ronde.errors import PeerLostError, TimeoutError, UsageError
+from ronde.errors import ProtocolError, TimeoutError, UsageError, VersionError
 from ronde.job_key import JobKey
 from ronde.net import addresses
-from ronde.net.host import host_identity
 from ronde.net.job_keys import find_job_key
 from ronde.settings import Settings, environment
-from ronde.stores.prefix import PrefixStore
-from ronde.stores.server import StoreServer
-from ronde.stores.tcp import StoreClient
-from ronde.torch.distributed.connection import GroupConnection, connect_alone, connect_world
+from ronde.torch.distributed.connection import GroupConnection, connect_alone, connect_known_world
 from ronde.torch.distributed.meeting import address_towards
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ __all__ = [
     "get_reconfigure_handle",
     "reconfigure",
 ]
-
-_ANSWER_NS = 10 * 10**9
-_GRACE_NS = 10**9  # beyond the timeout, in which members tell each other that it is over
 
 _JOB = "torch.distributed's reconfigure"  # the same for all groups of a user or launcher: they may be merged
 
@@ -72,26 +69,22 @@ class ReconfigureError(UsageError, RuntimeError):
 
 
 class Generation(NamedTuple):
-    """One generation of a group. `rank`: of this process. `store`: the address of that where its members meet."""
+    """One generation of a group. `name`: of it alone. `rank`: of this process. `records`: of the members, by rank."""
 
-    uuid: int
+    name: str
     rank: int
-    size: int
-    store: str
-    is_one_machine: bool
+    records: Sequence[RankRecord]
 
     @property
-    def prefix(self) -> str:
-        """The beginning of the keys of its members."""
-        return f"{self.uuid}/"
+    def size(self) -> int:
+        return len(self.records)
 
 
 class Generations:
     """How one process takes part in the generations of a group."""
 
     def __init__(self) -> None:
-        self._server: StoreServer | None = None
-        self._client: StoreClient | None = None  # of the last generation's store
+        self._listeners: list[socket.socket] = []
         self._wanted = Settings()
         self._key: JobKey | None = None
         self._handle = ""
@@ -99,19 +92,19 @@ class Generations:
         self._is_closed = False
 
     def handle(self) -> str:
-        """Return this process's handle, the same for all generations. From now on the process serves a store."""
+        """Return this process's handle, the same for all generations. From now on the process listens."""
         if self._is_closed:
             raise ReconfigureError("the process group was destroyed")
         if not self._handle:
             self._wanted = wanted = settings.resolve(settings.environment())
             self._key = _job_key(wanted)
-            self._server = StoreServer(f"tcp:{_own_address(wanted)}:0", self._key)
-            place = {
-                "host": host_identity(wanted.host_id),
-                "address": self._server.address,
-                "id": secrets.token_hex(8),
-            }
-            self._handle = json.dumps(place)
+            tcp, address = addresses.listen(addresses.Address(host=_own_address(wanted)))
+            self._listeners.append(tcp)
+            record = RankRecord.of(secrets.token_hex(8), wanted, str(address))
+            unix, _ = addresses.listen(addresses.parse_address(record.unix))
+            self._listeners.append(unix)
+            _listening.add(self)
+            self._handle = record.encode().decode()
         return self._handle
 
     def plan(self, uuid: int, handles: Collection[str]) -> Generation:
@@ -126,7 +119,7 @@ class Generations:
                 f"uuid {uuid} was already used by this process: every generation needs a new one"
             )
         ordered = list(handles) if isinstance(handles, Sequence) else sorted(handles)
-        places = [_place(handle) for handle in ordered]
+        records = [_record(handle) for handle in ordered]
         if len(set(ordered)) < len(ordered):
             raise ReconfigureError("two of the handles are the same: every member has one place")
         mine = self.handle()
@@ -135,8 +128,8 @@ class Generations:
                 "the handle of this process is not among the handles: only members call reconfigure()"
             )
         self._used.add(uuid)
-        is_one_machine = len({place["host"] for place in places}) == 1
-        return Generation(uuid, ordered.index(mine), len(ordered), places[0]["address"], is_one_machine)
+        members = hashlib.blake2b("\n".join(ordered).encode(), digest_size=16).hexdigest()
+        return Generation(f"generation {uuid} of {members}", ordered.index(mine), records)
 
     def connect(self, planned: Generation, timeout_ns: int) -> GroupConnection:
         """Return the connection of a generation, which all its members make at once.
@@ -147,78 +140,34 @@ class Generations:
         if planned.size == 1:
             return connect_alone()
         assert self._key is not None
-        assert self._server is not None
-        address = "127.0.0.1"
-        if not planned.is_one_machine:
-            address = addresses.parse_address(self._server.address).host
-        factory = CommunicatorFactory(self._wanted, self._key, address)
-        began_ns = time.monotonic_ns()
-        deadline_ns = began_ns + timeout_ns
+        factory = CommunicatorFactory(self._wanted, self._key)
+        deadline_ns = time.monotonic_ns() + timeout_ns
         try:
-            client = self._store_of(planned, timeout_ns)
-            with ExitStack() as on_error:
-                on_error.callback(self._leave_store)
-                made = connect_world(
-                    PrefixStore(client, planned.prefix),
-                    planned.rank,
-                    planned.size,
-                    None,
-                    max(1, deadline_ns - time.monotonic_ns()),
-                    "reconfigure()",
-                    lambda exchange: factory,
-                )
-                on_error.callback(made.close, "the process group was not reconfigured")
-                if planned.rank == 0:  # the members are connected, and need their keys no longer
-                    client.delete_prefix(planned.prefix)
-                on_error.pop_all()
-        except PeerLostError as error:
-            if error.rank >= 0:
-                raise
-            waited_ns = time.monotonic_ns() - began_ns
-            if waited_ns < timeout_ns:
-                raise PeerLostError(f"rank 0 was lost: {error}", 0) from None
-            message = f"rank 0 has not answered for {waited_ns / 1e9:.3g} s: {error}"
-            raise TimeoutError(message, "reconfigure", waited_ns, (0,)) from None
-        return made
-
-    def _store_of(self, planned: Generation, timeout_ns: int) -> StoreClient:
-        """Return a connection to the store of the generation, which has been there for as long as its handle.
-
-        So there is nothing to wait for if it does not answer. The connection stays for later generations that meet at
-        the same process. Raises TimeoutError that names rank 0.
-        """
-        assert self._key is not None
-        give_up_ns = time.monotonic_ns() + timeout_ns + _GRACE_NS
-        client = self._client
-        if client is not None and client.address == planned.store and client.is_connected():
-            client.give_up_at(give_up_ns)
-            return client
-        self._leave_store()
-        server = "the member of rank 0 serves it; if that process has ended, leave its handle out"
-        try:
-            self._client = StoreClient(
-                *(planned.store, self._key, min(timeout_ns, _ANSWER_NS)),
-                patience_ns=0,
-                server=server,
-                give_up_ns=give_up_ns,
+            return connect_known_world(
+                factory, planned.rank, planned.records, self._listeners, planned.name, deadline_ns
             )
         except TimeoutError as error:
-            message = f"rank 0 has not answered: {error}"
-            raise TimeoutError(message, "reconfigure", error.waited_ns, (0,)) from None
-        return self._client
-
-    def _leave_store(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            message = f"{error}; every member must call reconfigure() with the same uuid and handles in time"
+            raise TimeoutError(message, "reconfigure", error.waited_ns, error.missing) from None
 
     def close(self) -> None:
-        """End the store. A second call does nothing."""
+        """Listen no more. A second call does nothing."""
         self._is_closed = True
-        self._leave_store()
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+
+
+_listening: weakref.WeakSet[Generations] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Close the listeners in a forked child: else others would wait for its parent, which may have died."""
+    for generations in list(_listening):
+        generations.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def get_reconfigure_handle(group: RondeGroup | None = None) -> str:
@@ -285,12 +234,16 @@ def _own_address(wanted: Settings) -> str:
         return "127.0.0.1"
 
 
-def _place(handle: str) -> dict[str, str]:
+@functools.lru_cache(maxsize=4096)  # the members of one generation are mostly those of the last one
+def _record(handle: str) -> RankRecord:
     try:
-        place = json.loads(handle)
-        if all(isinstance(place[name], str) for name in ("host", "address", "id")):
-            return place  # type: ignore[no-any-return]
-    except (ValueError, TypeError, KeyError):
+        record = RankRecord.decode(handle.encode(), -1)
+        unix, tcp = addresses.parse_address(record.unix), addresses.parse_address(record.address)
+        if unix.is_unix and not tcp.is_unix:
+            return record
+    except VersionError:
+        raise
+    except (ProtocolError, UsageError, AttributeError):
         pass
     raise ReconfigureError(
         f"{str(handle)[:100]!r} is not a handle that get_reconfigure_handle() has returned"
