@@ -64,6 +64,8 @@ def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
             2718, 4, id="the store is lost before a node that was cut off hears of the end of a round"
         ),
         pytest.param(708, 4, id="a node that was cut off writes an old state"),
+        pytest.param(3011, 6, id="an old state would end a round that runs"),
+        pytest.param(5339, 2, id="only a frozen node knows the last round"),
     ],
 )
 def test_a_seed_that_has_found_something(seed: int, nodes: int) -> None:

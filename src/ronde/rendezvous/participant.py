@@ -423,8 +423,8 @@ class Participant:
         mine, theirs = replica.state, decode_state(raw) if raw else None
         match self.store_identity.judge_state(raw, theirs, self.store_silence.has_just_woken(now_ns)):
             case Finding.THEIRS if theirs:
-                if elsewhere:
-                    replica.forget_state()  # versions compare within one store only
+                if raw != replica.raw:
+                    replica.forget_state()  # a store that has lost its data counts versions anew
                 self._handle_state(now_ns, raw)
                 self._follow_leader(now_ns, theirs)
                 self._member.repeat_messages()

@@ -18,7 +18,7 @@ what `typed_json` writes.
    or a newer one, it counts. The store may also have lost its data, or be another one in its place: then the node that
    knows most writes its state. A node that knows of no round waits a moment for a node that does; so does a node that
    was frozen just now, because the others may have gone on and may arrive a moment later. Until the matter is settled,
-   the node takes part in nothing here.
+   the node takes part in nothing here. A state with a later roster is newer, whatever its version.
 """
 
 from __future__ import annotations
@@ -217,12 +217,14 @@ class JobState:
 
     def is_newer(self, other: JobState, elsewhere: bool) -> bool:
         """Return whether this state counts rather than the other; `elsewhere`: the other is from another store."""
-        if elsewhere and self._begun != other._begun:
+        are_open = self.is_open and other.is_open
+        if (elsewhere or are_open) and self._begun != other._begun:
+            # A store that lost its data may have an old state with a high version, from a node that was frozen or cut
+            # off. That state may even name a later round, which its writer wanted to form.
             return self._begun > other._begun
         if elsewhere and self.is_open != other.is_open:
             return other.is_open  # an earlier arrival at this store has ended the job
-        if self.is_open and other.is_open and self.number != other.number:
-            # A node that was frozen may have written an old round with high versions, to a store that lost its data.
+        if are_open and self.number != other.number:
             return self.number > other.number
         return self.version > other.version
 

@@ -43,6 +43,16 @@ def test_a_frozen_node_does_not_undo_the_end_of_a_round_by_writing_often() -> No
     assert not written_again.is_newer(ENDED, elsewhere=False)
 
 
+def test_a_round_that_runs_counts_rather_than_a_later_one_that_only_forms() -> None:
+    """A node that was cut off while round 5 formed has asked for round 6 in a store that had lost its data."""
+    running = replace(RUNNING, roster=RosterKey(5, 5, 1))
+    forming = replace(RUNNING, phase=JobPhase.FORMING, roster=RosterKey(4, 4, 1)).restored("b", None)
+    forming = replace(forming, version=30)
+    assert forming.number == 6
+    assert running.is_newer(forming, elsewhere=False)
+    assert not forming.is_newer(running, elsewhere=False)
+
+
 def test_of_one_round_the_later_version_counts() -> None:
     later = replace(ENDED, version=20, waiting=1)
     assert later.is_newer(ENDED, elsewhere=False)
