@@ -122,7 +122,7 @@ def come_to_the_world_of_an_earlier_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_with_too_few_workers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Leader, "_are_enough", lambda self, nodes: True)
+    patch.setattr(Leader, "_has_enough_slots", lambda self, size: True)
 
 
 def promote_a_spare_twice(patch: pytest.MonkeyPatch) -> None:
