@@ -66,6 +66,7 @@ def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
         pytest.param(708, 4, id="a node that was cut off writes an old state"),
         pytest.param(3011, 6, id="an old state would end a round that runs"),
         pytest.param(5339, 2, id="only a frozen node knows the last round"),
+        pytest.param(70306, 2, id="a node ends the job in a store that has lost its data"),
     ],
 )
 def test_a_seed_that_has_found_something(seed: int, nodes: int) -> None:

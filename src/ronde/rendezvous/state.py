@@ -215,16 +215,17 @@ class JobState:
         """Whether the job goes on: it is neither completed nor closed."""
         return self.phase is JobPhase.FORMING or self.phase is JobPhase.RUNNING
 
-    def is_newer(self, other: JobState, elsewhere: bool) -> bool:
-        """Return whether this state counts rather than the other; `elsewhere`: the other is from another store."""
-        are_open = self.is_open and other.is_open
-        if (elsewhere or are_open) and self._begun != other._begun:
-            # A store that lost its data may have an old state with a high version, from a node that was frozen or cut
-            # off. That state may even name a later round, which its writer wanted to form.
+    def is_newer(self, other: JobState) -> bool:
+        """Return whether this state counts rather than the other, which may be from another store.
+
+        Versions alone do not tell: a node that was frozen or cut off may have written an old state with a high version
+        into a store that had lost its data. That may even name a later round, which the node wanted to form.
+        """
+        if self._begun != other._begun:
             return self._begun > other._begun
-        if elsewhere and self.is_open != other.is_open:
-            return other.is_open  # an earlier arrival at this store has ended the job
-        if are_open and self.number != other.number:
+        if self.is_open != other.is_open:
+            return other.is_open  # a job that has ended for some nodes ends for all
+        if self.number != other.number:
             return self.number > other.number
         return self.version > other.version
 
@@ -493,7 +494,7 @@ class StoreIdentity:
         """
         replica, mine = self._replica, self._replica.state
         may_wait, self._may_wait_for_others = self._may_wait_for_others, False
-        if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine, self.is_elsewhere)):
+        if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine)):
             self.is_unclear = False
             return Finding.THEIRS
         self.is_unclear = True  # until a state is written, by this node or one that knows more
