@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.sim.common_order import Broken
-from tests.sim.continuing import ContinuingSimulation, SimWorker
+from tests.sim.continuing import ContinuingNode, ContinuingSimulation, SimWorker
 from tests.sim.rendezvous import draw_nodes, simulate
 
 from ronde.launch.agent.decisions import (
@@ -34,6 +34,7 @@ WHAT_HAPPENS = {
     "planned changes",
     "workers from the reserve",
     "workers that go on in place",
+    "workers that outlive a lease",
     "worlds",
 }
 
@@ -107,6 +108,10 @@ def keep_workers_that_others_take_for_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "update_node", lambda self, node: None)
 
 
+def keep_workers_without_which_others_have_worked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ContinuingNode, "end_workers_of_old_state", lambda self: None)
+
+
 def never_ask_for_the_next_round(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(TRANSITIONS, (Healthy, WorldLeft))
 
@@ -153,6 +158,7 @@ def promote_a_spare_that_is_not_ready(patch: pytest.MonkeyPatch) -> None:
         (keep_workers_that_others_take_for_dead, 10),
         (join_before_those_that_do_not_continue_are_gone, 38),
         (never_ask_for_the_next_round, 48),
+        (keep_workers_without_which_others_have_worked, 35),
         (begin_with_too_few_workers, 109),
     ],
 )

@@ -451,6 +451,7 @@ class Leader:
             has_moved=False,
             missing=0,
             alive=len(self.roster),
+            previous=state.roster.number if state.roster else -1,
         )
         self.is_urgent = True
 

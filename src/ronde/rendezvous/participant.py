@@ -300,7 +300,7 @@ class Participant:
                 self._effects.append(self._read_state())
         self._member.tick(now_ns)
         if self.must_end_workers(now_ns):
-            self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s")
+            self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s", True)
         if self._replica.is_open and not self._inbox and self._leader_detector.must_check_leader(now_ns):
             self._read_leader()
 

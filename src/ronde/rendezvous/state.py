@@ -9,7 +9,7 @@ Keys, all under the job's prefix
     sentinel/ID         held by node ID, and set by it to another value: see `rendezvous/liveness`
     heartbeat/ID        the `Heartbeat` of node ID, written every heartbeat; stays until a round begins without the node
 
-A value is `ronde 3 ["JoinRequest", ...]`: the number of the encoding, because nodes of one job run one version, and
+A value is `ronde 4 ["JoinRequest", ...]`: the number of the encoding, because nodes of one job run one version, and
 what `typed_json` writes.
 
 1. Nodes change the state by compare-and-set only, and no two states are equal: a node that builds on an outdated state
@@ -80,7 +80,7 @@ STATE = "state"
 ALIVE = b"alive"  # the value of a held key; only its presence matters
 PART_NODES = 2000  # of a roster, in one key: a store's value has at most 1 MiB
 PART_LIMIT_BYTES = 8 << 20  # when unpacked
-VERSION = 3  # of the encoding
+VERSION = 4  # of the encoding
 
 Value = TypeVar("Value")
 
@@ -184,8 +184,9 @@ class JobState:
     `spares`: the ids of nodes that wait without limit. `refused`: the last refused nodes. `failure`: of the closed job.
     `has_moved`: the last round began at another store, where other nodes may still be (`quorum`). `missing`: how many
     more nodes of the last round must be present before the next one can begin. `job`: a text that identifies this start
-    of the job. `alive`: how many nodes of the roster have not been lost, also after they had succeeded. `joined`,
-    `waiting`, `missing` and `alive` only inform users, and may lag behind.
+    of the job. `previous`: the number of the round that had begun before the last one. `alive`: how many nodes of the
+    roster have not been lost, also after they had succeeded. `joined`, `waiting`, `missing` and `alive` only inform
+    users, and may lag behind.
     """
 
     terms: JobTerms
@@ -209,6 +210,7 @@ class JobState:
     missing: int = 0
     job: str = ""
     alive: int = 0
+    previous: int = -1
 
     @property
     def is_open(self) -> bool:

@@ -338,13 +338,14 @@ def test_a_lease_runs_out_also_without_a_store(job: Job) -> None:
         type(effect.event) for effect in participant.give_up("lost") if isinstance(effect, NotifyAgent)
     ] == [RendezvousBroken]
 
-    def told(at_ns: int) -> list[type]:
+    def told(at_ns: int) -> list[bool]:
         effects = participant.step(at_ns, Tick())
-        return [type(effect.event) for effect in effects if isinstance(effect, NotifyAgent)]
+        events = [effect.event for effect in effects if isinstance(effect, NotifyAgent)]
+        return [event.is_unsure for event in events if isinstance(event, Ejected)]
 
     assert told(RULES.silence_ns - 1) == []
     assert participant.wake_ns <= RULES.silence_ns
-    assert told(RULES.silence_ns) == [Ejected]
+    assert told(RULES.silence_ns) == [True]
     assert told(RULES.silence_ns + 1) == []
 
 

@@ -130,23 +130,23 @@ def test_a_roster_is_cut_into_parts() -> None:
         b"[]",
         b"\xff\xfe",
         b"ronde",
-        b"ronde 3",
-        b"ronde 3 ",
+        b"ronde 4",
+        b"ronde 4 ",
         b'ronde two ["Heartbeat",1,0]',
         b'["Heartbeat",1,0]',
-        b'ronde 3 ["Heartbeat"]',
-        b'ronde 3 ["JoinRequest"]',
-        b'ronde 3 ["Heartbeat","1",0]',
-        b'ronde 3 ["Heartbeat",true,0]',
-        b'ronde 3 ["Heartbeat",1.0,0]',
-        b'ronde 3 ["Heartbeat",1,0,0]',
-        b'ronde 3 ["Heartbeat",1]',
-        b'ronde 3 ["Heartbeat",[1,0]]',
-        b'ronde 3 {"Heartbeat":[1,0]}',
-        b'ronde 3 ["SuccessReport",1,"a",1]',
-        b'ronde 3 ["Node",1,"a",1]',
-        b'ronde 3 ["Heartbeat",1,0],["Heartbeat",1,0]',
-        b"ronde 3 " + b"[" * 100_000,
+        b'ronde 4 ["Heartbeat"]',
+        b'ronde 4 ["JoinRequest"]',
+        b'ronde 4 ["Heartbeat","1",0]',
+        b'ronde 4 ["Heartbeat",true,0]',
+        b'ronde 4 ["Heartbeat",1.0,0]',
+        b'ronde 4 ["Heartbeat",1,0,0]',
+        b'ronde 4 ["Heartbeat",1]',
+        b'ronde 4 ["Heartbeat",[1,0]]',
+        b'ronde 4 {"Heartbeat":[1,0]}',
+        b'ronde 4 ["SuccessReport",1,"a",1]',
+        b'ronde 4 ["Node",1,"a",1]',
+        b'ronde 4 ["Heartbeat",1,0],["Heartbeat",1,0]',
+        b"ronde 4 " + b"[" * 100_000,
     ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
@@ -156,7 +156,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 def test_wrong_contents_of_a_state_are_refused() -> None:
     good = encode(JobState(TERMS, "a"))
-    head = b"ronde 3 "
+    head = b"ronde 4 "
     fields = json.loads(good.removeprefix(head))
     assert decode_state(head + json.dumps(fields).encode()) == JobState(TERMS, "a")
     for field, value in (
@@ -173,13 +173,13 @@ def test_wrong_contents_of_a_state_are_refused() -> None:
 
 
 def test_another_version_says_so() -> None:
-    with pytest.raises(VersionError, match="version 4"):
-        decode(b'ronde 4 ["Anything"]', Heartbeat)
-    with pytest.raises(VersionError, match="version 4"):
-        decode_roster((zlib.compress(b"ronde 4 []"),))
+    with pytest.raises(VersionError, match="version 5"):
+        decode(b'ronde 5 ["Anything"]', Heartbeat)
+    with pytest.raises(VersionError, match="version 5"):
+        decode_roster((zlib.compress(b"ronde 5 []"),))
 
 
-@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 3 null", b"ronde 3 [1]", b'ronde 3 [["a"]]'])
+@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 4 null", b"ronde 4 [1]", b'ronde 4 [["a"]]'])
 def test_a_broken_roster_is_refused(roster: bytes) -> None:
     for part in (roster, zlib.compress(roster)):
         with pytest.raises(ProtocolError):
