@@ -230,7 +230,7 @@ class InterruptGroup:
 
 @dataclass(frozen=True)
 class StopGroup:
-    """The agent ends these workers; `at_once`: by SIGKILL without SIGTERM; `keeps`: but those that continue (rule 8)."""
+    """The agent ends these workers; `at_once`: by SIGKILL. `keeps`: but those that continue (rule 8)."""
 
     reason: str
     at_once: bool = False
