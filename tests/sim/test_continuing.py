@@ -34,7 +34,6 @@ WHAT_HAPPENS = {
     "planned changes",
     "workers from the reserve",
     "workers that go on in place",
-    "workers that outlive a lease",
     "worlds",
 }
 
@@ -155,7 +154,7 @@ def promote_a_spare_that_is_not_ready(patch: pytest.MonkeyPatch) -> None:
         (end_all_workers_with_the_round, 2),
         (signal_survivors_after_a_failure, 2),
         (come_to_the_world_of_an_earlier_place, 2),
-        (keep_workers_that_others_take_for_dead, 10),
+        (keep_workers_that_others_take_for_dead, 81),
         (join_before_those_that_do_not_continue_are_gone, 38),
         (never_ask_for_the_next_round, 48),
         (keep_workers_without_which_others_have_worked, 35),
