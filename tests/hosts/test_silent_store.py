@@ -118,7 +118,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_most_nodes_go_on_without_the_store_and_its_host_takes_nobody_back(world: World) -> None:
-    """The workers train by ronde.elastic: those beside the store commit nothing more."""
+    """The workers train by ronde.elastic: those beside the store commit nothing more, and the others live on."""
     (world.folder / "script.py").write_text(IN_PLACE)
     for host in range(3):
         world.start(host, "1:4")
@@ -132,6 +132,7 @@ def test_most_nodes_go_on_without_the_store_and_its_host_takes_nobody_back(world
     time.sleep(1)  # its last call
     assert (newcomer.out(), len(cut.out())) == ("", world.heard[0])
     world.has_no_overlaps()
+    assert [len(world.processes(host)) for host in (1, 2)] == [1, 1], world.agents[1].err()
     world.part((0, 3), (1, 2), how="unblock")
     world.works(0, 1, 2, 3)
     for agent in (cut, newcomer):

@@ -43,6 +43,7 @@ from ronde.launch.agent.decisions import (
     WorkersContinue,
     WorkersEnded,
     WorkersSettled,
+    WorkerState,
     WorldLeft,
 )
 from ronde.launch.agent.reserve import Reserve, ReserveEffect, SetReserveTimer, StartReserve
@@ -59,6 +60,7 @@ from ronde.launch.agent.worker_group import (
     SignalWorkers,
     Started,
     StopGroup,
+    WorkerAwaits,
     WorkerCompleted,
     WorkerContinues,
     WorkerGroup,
@@ -79,6 +81,8 @@ from ronde.rendezvous.participant import Participant
 
 SIGKILL, SIGTERM = 9, 15
 SLOTS = 3
+# From this number of workers or nodes on, they need not all hear of each other's end, or be checked by each other.
+MANY = 100
 INIT_TIMEOUT_NS = 60 * S  # after which a worker gives up to wait for the others
 
 
@@ -112,6 +116,7 @@ class SimWorker:
             return
         self.world, self.left = None, max(self.left, world.number)
         world.lose(self)
+        self.node.group_event(self, WorkerAwaits)
         self.node.note_left()
         self.come()
 
@@ -124,7 +129,12 @@ class SimWorker:
     def hear(self, what: str, number: int) -> None:
         """Get a message of the agent. It leaves a world in which it still waits for others for a newer one."""
         world = self.world
-        if not self.is_alive or world is None:
+        if what == "lost" and self.node.leaves and self.key % 5 == 4:
+            return  # it is stuck in the user's program
+        if self.is_alive and world is None and what == "lost" and self.node.leaves:
+            self.left = max(self.left, number)
+            self.node.group_event(self, WorkerAwaits)
+        elif not self.is_alive or world is None:
             self.come()
         elif (what == "lost" and world.number <= number) or (
             world.number < self.told and not world.has_formed
@@ -193,7 +203,7 @@ class World:
 
     def lose(self, worker: SimWorker) -> None:
         """A member has gone: the others learn that from their connections."""
-        if self.has_completed:
+        if self.has_completed or (self.is_lost and self.size > MANY):
             return
         self.is_lost = True
         for other in self.members.values():
@@ -220,12 +230,17 @@ class ContinuingNode(AgentNode):
         self.timer = 0
         self.wish = False
         self.is_joining = False
+        self.is_outside = False  # workers run, but are in no world
         self.ends_all = False  # workers may be signalled
+        self.leaves = False  # those that are still in the world of the last round may be signalled
 
     # What the agent asks for
 
     def told(self, event: RendezvousEvent) -> None:
+        is_unsure = isinstance(event, Ejected) and event.is_unsure
+        self.leaves = self.leaves or is_unsure
         self.ends_all = self.ends_all or isinstance(event, Ejected | JobClosed | RendezvousBroken)
+        self.ends_all = self.ends_all and not (is_unsure and self.works_in_place())
         if isinstance(event, RoundEnded) and self.interrupted and self.round is None:
             self.tell_agent(event)  # it was interrupted between two rounds, and exits: it is in neither
         else:
@@ -234,14 +249,17 @@ class ContinuingNode(AgentNode):
     def act(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case JoinRound():
-                    self.is_joining = True
+                case JoinRound(is_outside):
+                    self.is_joining, self.is_outside = True, is_outside
                     self.describe()
                     SimNode.start(self)
                     self.fill_reserve(SLOTS - self.node.slots)
                 case UpdateNode():
                     self.update()
                 case StartWorkers():
+                    if self.workers and not effect.keeps:
+                        self.jobs.counts["workers whose state may be old"] += 1
+                        self.end_workers_of_old_state()
                     self.place_workers(effect.round, effect.again)
                 case EndJob() | LeaveJob() | RequestChange() | AgentEnd():
                     self.tell_others(effect)
@@ -277,7 +295,7 @@ class ContinuingNode(AgentNode):
         require(not left and self.workers == (continuing > 0), self.name, "joins while it has other workers")
         at_once = min(continuing + len(self.reserve.ready), SLOTS)
         slots = at_once if continuing and at_once >= self.jobs.least else SLOTS
-        self.node = replace(self.node, slots=slots, has_workers=self.workers)
+        self.node = replace(self.node, slots=slots, has_workers=self.workers and not self.is_outside)
 
     def update(self) -> None:
         self.describe()
@@ -288,14 +306,17 @@ class ContinuingNode(AgentNode):
         self.jobs.check_left_nodes(self, round)
         survivors = [self.by_rank[rank] for rank in self.group.survivors] if self.workers else []
         require(bool(survivors) == self.workers, self.name, "has workers twice")
+        self.jobs.check_state(self, survivors, round)
         self.round, self.workers, self.worked_in = round, True, round.number
-        self.is_joining = self.wish = self.ends_all = False
+        was_outside = self.is_outside
+        self.is_joining = self.wish = self.ends_all = self.leaves = self.is_outside = False
         first = sum(node.slots for node in round.nodes[: round.group_rank])
         size = sum(node.slots for node in round.nodes)
         ranks = list(range(first, first + round.nodes[round.group_rank].slots))
         policy = Policy(starts_again=again)
         self.group, self.by_rank, self.cause, self.counted = WorkerGroup(ranks, policy), {}, None, 0
         self.jobs.counts["workers that go on in place"] += len(survivors)
+        self.jobs.counts["workers that outlive a lease"] += len(survivors) * was_outside
         placed = list(survivors)
         while len(placed) < len(ranks) and (key := self.reserve.take_ready()) is not None:
             placed.append(self.reserved.pop(key))
@@ -386,8 +407,18 @@ class ContinuingNode(AgentNode):
             worker.blames_peer,
         )
 
+    def works_in_place(self) -> bool:
+        """Whether an agent whose lease has run out may keep workers."""
+        return self.agent.state is WorkerState.HEALTHY and not self.is_joining and bool(self.group.survivors)
+
+    def end_workers_of_old_state(self) -> None:
+        for worker in self.by_rank.values():
+            worker.die()
+        self.workers = False
+
     def signal_worker(self, worker: SimWorker, signum: int) -> None:
-        allowed = self.ends_all or not worker.continues or self.interrupted or not worker.is_alive
+        is_late = self.leaves and worker.left < self.worked_in
+        allowed = is_late or self.ends_all or not worker.continues or self.interrupted or not worker.is_alive
         require(allowed or self.is_spent(), self.name, "ends a worker that continues")
         delay_ns = self.jobs.rng.randrange(10 * MS, S // 10 if signum == SIGKILL else 2 * S)
         self.later(delay_ns, lambda: self.exit_worker(worker, -signum))
@@ -497,8 +528,6 @@ class ContinuingNode(AgentNode):
         self.tell_agent(InterruptAgent(signum, "interrupted"))
 
     def tell_agent(self, event: object) -> None:
-        if isinstance(event, Ejected):
-            self.ends_all = True
         if not self.has_exited:
             super().tell_agent(event)  # type: ignore[arg-type]
 
@@ -547,8 +576,25 @@ class ContinuingSimulation(AgentSimulation):
             if self.rng.random() < 0.2 and (other := self.victim()):  # two at once
                 other.later(self.rng.randrange(10 * MS), other.fail)
 
+    def check_state(self, node: ContinuingNode, survivors: Sequence[SimWorker], round: Round) -> None:
+        """No worker goes on in place after others have worked without it: its state may be another one than theirs."""
+        for worker in survivors:
+            for number in range(worker.told + 1, round.number):
+                world = self.worlds.get(number)
+                has_worked = world is not None and world.has_formed
+                require(
+                    not has_worked,
+                    node.name,
+                    "goes on in round",
+                    round.number,
+                    "without having been in",
+                    number,
+                )
+
     def check_left_nodes(self, node: ContinuingNode, round: Round) -> None:
         """No node that is not in the round has workers in an earlier world, but for those that are frozen."""
+        if len(self.checks.begun[round.number]) > 1 and len(self.nodes) > MANY:
+            return
         ids = {each.id for each in round.nodes}
         total = sum(each.slots for each in round.nodes)
         require(total >= self.rules.min_slots, "round", round.number, "has", total, "workers")

@@ -184,6 +184,8 @@ class Simulation:
         if not knowing or any(state and not state.is_open for state in states):
             return  # it would be another job
         keeper = max(knowing, key=lambda node: node.version())
+        if self.rounds_known(keeper) < max(self.checks.rounds, default=-1):
+            return  # only frozen nodes know the last round: nothing can keep another one from its number
         keeper.is_protected = True
         if self.rng.random() < 0.5:
             self.kill()
@@ -195,6 +197,11 @@ class Simulation:
         for node in self.nodes:
             if node.is_alive:
                 node.lose_store()
+
+    def rounds_known(self, node: SimNode) -> int:
+        """Return the number of the last round that this node knows to have begun; -1: of none."""
+        state = node.participant.state
+        return state.roster.number if state and state.roster else -1
 
     def restart_store(self) -> None:
         """Restart the store with all keys except the held ones. No node dies of that."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.sim.common_order import Broken
-from tests.sim.continuing import ContinuingSimulation, SimWorker
+from tests.sim.continuing import ContinuingNode, ContinuingSimulation, SimWorker
 from tests.sim.rendezvous import draw_nodes, simulate
 
 from ronde.launch.agent.decisions import (
@@ -64,6 +64,9 @@ def test_some_seeds_with_up_to_30_nodes(first: int) -> None:
             2718, 4, id="the store is lost before a node that was cut off hears of the end of a round"
         ),
         pytest.param(708, 4, id="a node that was cut off writes an old state"),
+        pytest.param(3011, 6, id="an old state would end a round that runs"),
+        pytest.param(5339, 2, id="only a frozen node knows the last round"),
+        pytest.param(70306, 2, id="a node ends the job in a store that has lost its data"),
     ],
 )
 def test_a_seed_that_has_found_something(seed: int, nodes: int) -> None:
@@ -104,6 +107,10 @@ def keep_workers_that_others_take_for_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Member, "update_node", lambda self, node: None)
 
 
+def keep_workers_without_which_others_have_worked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ContinuingNode, "end_workers_of_old_state", lambda self: None)
+
+
 def never_ask_for_the_next_round(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(TRANSITIONS, (Healthy, WorldLeft))
 
@@ -120,7 +127,7 @@ def come_to_the_world_of_an_earlier_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_with_too_few_workers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Leader, "_are_enough", lambda self, nodes: True)
+    patch.setattr(Leader, "_has_enough_slots", lambda self, size: True)
 
 
 def promote_a_spare_twice(patch: pytest.MonkeyPatch) -> None:
@@ -147,9 +154,10 @@ def promote_a_spare_that_is_not_ready(patch: pytest.MonkeyPatch) -> None:
         (end_all_workers_with_the_round, 2),
         (signal_survivors_after_a_failure, 2),
         (come_to_the_world_of_an_earlier_place, 2),
-        (keep_workers_that_others_take_for_dead, 10),
+        (keep_workers_that_others_take_for_dead, 81),
         (join_before_those_that_do_not_continue_are_gone, 38),
         (never_ask_for_the_next_round, 48),
+        (keep_workers_without_which_others_have_worked, 35),
         (begin_with_too_few_workers, 109),
     ],
 )

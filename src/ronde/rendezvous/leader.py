@@ -389,7 +389,7 @@ class Leader:
     def _consider_beginning(self, now_ns: int) -> None:
         rules = self._rules
         size = self._applicants.count_fitting(())
-        if size < rules.min_nodes or (rules.min_slots and not self._are_enough(self._fitting_nodes())):
+        if size < rules.min_nodes or not self._has_enough_slots(size):
             self._too_few = self._too_few or not self._are_enough(self._survivors.values())
             self._last_call_ns = None
             return
@@ -406,6 +406,13 @@ class Leader:
             if now_ns < self._last_call_ns:
                 return
         self._begin_round(now_ns, self._fitting_nodes())
+
+    def _has_enough_slots(self, size: int) -> bool:
+        """Return whether the applicants that fit, `size` of them, have enough slots; cheap unless some do not fit."""
+        least, applicants = self._rules.min_slots, self._applicants
+        if applicants.slots < least or size == len(applicants.ids):
+            return applicants.slots >= least
+        return self._are_enough(self._fitting_nodes())
 
     def _fitting_nodes(self) -> list[Node]:
         return self._applicants.fitting_nodes((), self._survivors)
@@ -444,6 +451,7 @@ class Leader:
             has_moved=False,
             missing=0,
             alive=len(self.roster),
+            previous=state.roster.number if state.roster else -1,
         )
         self.is_urgent = True
 
@@ -527,6 +535,7 @@ class Applicants:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._nodes: dict[str, Node] = {}
+        self.slots = 0  # of all applicants together; counted, because every arrival asks
         self._rivals: dict[str, int] = {}  # by node: since when its given rank is also that of another node
 
     @property
@@ -544,12 +553,15 @@ class Applicants:
         return node in self._nodes and not self._nodes[node].has_workers
 
     def add_node(self, node: Node) -> None:
-        """Add an applicant."""
+        """Add an applicant, or replace its description."""
+        before = self._nodes.get(node.id)
         self._nodes[node.id] = node
+        self.slots += node.slots - (before.slots if before else 0)
 
     def remove_node(self, node: str) -> None:
         """Remove a node that has a place, or no longer asks for one."""
-        self._nodes.pop(node, None)
+        if removed := self._nodes.pop(node, None):
+            self.slots -= removed.slots
 
     def fitting_nodes(self, taken: Collection[Node], survivors: Collection[str] = ()) -> list[Node]:
         """Return the applicants that fit beside the nodes that have `taken` a place.
@@ -595,7 +607,8 @@ class Applicants:
             elif now_ns - self._rivals.setdefault(node.id, now_ns) > patience_ns:
                 hosts = node.host if node.host == other.host else f"{other.host} and {node.host}"
                 reason = f"two nodes have --node-rank {node.wish}, on {hosts}"
-                del self._rivals[node.id], self._nodes[node.id]
+                del self._rivals[node.id]
+                self.remove_node(node.id)
                 refused.append(Refused(node.id, reason))
         return refused
 

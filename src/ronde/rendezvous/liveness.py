@@ -19,7 +19,8 @@ The others cannot ask a node that is cut off or frozen whether its workers have 
 its own clock:
 
 4. A node may run workers for `silence_ns` after it *sent* the last heartbeat that the store has confirmed, or joined
-   the round. Then it kills them (`WorkerLease`), also those that are still ending after their round.
+   the round. Then it kills them (`WorkerLease`), also those that are still ending after their round. Workers that
+   continue may leave their world instead, within half a heartbeat (`launch/agent/decisions`, rule 9).
 5. The leader begins no round until `silence_ns` and one heartbeat interval have passed since it *received* the last
    heartbeat, or the join request, of a lost node (`LeftoverWorkers`). A message arrives after it was sent, so the
    difference is a margin: for killing processes, and for clocks that run at different speeds. The leader reads the

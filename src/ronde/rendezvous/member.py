@@ -280,11 +280,11 @@ class Member:
             self._notify_last(RendezvousBroken(reason))
             self._is_left_working = may_work
 
-    def cut_off(self, reason: str) -> None:
-        """Tell the agent that the others may have gone on, if it may have workers."""
+    def cut_off(self, reason: str, is_unsure: bool = False) -> None:
+        """Tell the agent that the others may have gone on, if it may have workers; `is_unsure`: see `Ejected`."""
         if self.is_working:
             self._is_left_working = False
-            self._notify(Ejected(reason), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
+            self._notify(Ejected(reason, is_unsure), _MemberPhase.OVER if self.is_over else _MemberPhase.IDLE)
 
     def lose_store(self, broke_now: bool) -> None:
         """Note that the store is lost; unless it broke for all nodes, the leader may still act on earlier messages."""
@@ -392,7 +392,9 @@ class Member:
 
     def _begin_round(self, state: JobState, roster: tuple[Node, ...], group_rank: int) -> None:
         self._number, self._roster_key, self._nodes = state.number, state.roster, roster
-        began = Round(state.number, roster, group_rank, state.restarts, state.changes, state.job)
+        began = Round(
+            state.number, roster, group_rank, state.restarts, state.changes, state.job, state.previous
+        )
         self._is_left_working = False
         self._notify(RoundBegan(began), _MemberPhase.WORKING)
 

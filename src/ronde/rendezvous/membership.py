@@ -174,6 +174,7 @@ class Round:
         restarts: How many rounds have ended so far because a worker failed, the same on all nodes.
         changes: How many have ended because nodes were lost or have joined, the same on all nodes.
         job: Identifies this start of the job, in all of its rounds.
+        previous: The number of the round that has begun before this one; -1: none.
     """
 
     number: int
@@ -182,6 +183,7 @@ class Round:
     restarts: int = 0
     changes: int = 0
     job: str = ""
+    previous: int = -1
 
 
 def node_names(some: Iterable[Node], nodes: Sequence[Node]) -> list[str]:
@@ -325,9 +327,12 @@ class Ejected:
 
     Attributes:
         reason: Why they did, in one line.
+        is_unsure: They may not have: the lease of this node has run out. Workers that leave their world within half a
+            heartbeat may wait for the next round, and take part if that follows the one which they have left (false).
     """
 
     reason: str
+    is_unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,7 @@ class Participant:
                 self._effects.append(self._read_state())
         self._member.tick(now_ns)
         if self.must_end_workers(now_ns):
-            self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s")
+            self._member.cut_off(f"the store has not answered for {self._rules.silence_ns / 1e9:g} s", True)
         if self._replica.is_open and not self._inbox and self._leader_detector.must_check_leader(now_ns):
             self._read_leader()
 
@@ -423,8 +423,8 @@ class Participant:
         mine, theirs = replica.state, decode_state(raw) if raw else None
         match self.store_identity.judge_state(raw, theirs, self.store_silence.has_just_woken(now_ns)):
             case Finding.THEIRS if theirs:
-                if elsewhere:
-                    replica.forget_state()  # versions compare within one store only
+                if raw != replica.raw:
+                    replica.forget_state()  # a store that has lost its data counts versions anew
                 self._handle_state(now_ns, raw)
                 self._follow_leader(now_ns, theirs)
                 self._member.repeat_messages()

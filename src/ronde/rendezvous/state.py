@@ -9,7 +9,7 @@ Keys, all under the job's prefix
     sentinel/ID         held by node ID, and set by it to another value: see `rendezvous/liveness`
     heartbeat/ID        the `Heartbeat` of node ID, written every heartbeat; stays until a round begins without the node
 
-A value is `ronde 3 ["JoinRequest", ...]`: the number of the encoding, because nodes of one job run one version, and
+A value is `ronde 4 ["JoinRequest", ...]`: the number of the encoding, because nodes of one job run one version, and
 what `typed_json` writes.
 
 1. Nodes change the state by compare-and-set only, and no two states are equal: a node that builds on an outdated state
@@ -18,7 +18,7 @@ what `typed_json` writes.
    or a newer one, it counts. The store may also have lost its data, or be another one in its place: then the node that
    knows most writes its state. A node that knows of no round waits a moment for a node that does; so does a node that
    was frozen just now, because the others may have gone on and may arrive a moment later. Until the matter is settled,
-   the node takes part in nothing here.
+   the node takes part in nothing here. A state with a later roster is newer, whatever its version.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ STATE = "state"
 ALIVE = b"alive"  # the value of a held key; only its presence matters
 PART_NODES = 2000  # of a roster, in one key: a store's value has at most 1 MiB
 PART_LIMIT_BYTES = 8 << 20  # when unpacked
-VERSION = 3  # of the encoding
+VERSION = 4  # of the encoding
 
 Value = TypeVar("Value")
 
@@ -184,8 +184,9 @@ class JobState:
     `spares`: the ids of nodes that wait without limit. `refused`: the last refused nodes. `failure`: of the closed job.
     `has_moved`: the last round began at another store, where other nodes may still be (`quorum`). `missing`: how many
     more nodes of the last round must be present before the next one can begin. `job`: a text that identifies this start
-    of the job. `alive`: how many nodes of the roster have not been lost, also after they had succeeded. `joined`,
-    `waiting`, `missing` and `alive` only inform users, and may lag behind.
+    of the job. `previous`: the number of the round that had begun before the last one. `alive`: how many nodes of the
+    roster have not been lost, also after they had succeeded. `joined`, `waiting`, `missing` and `alive` only inform
+    users, and may lag behind.
     """
 
     terms: JobTerms
@@ -209,20 +210,24 @@ class JobState:
     missing: int = 0
     job: str = ""
     alive: int = 0
+    previous: int = -1
 
     @property
     def is_open(self) -> bool:
         """Whether the job goes on: it is neither completed nor closed."""
         return self.phase is JobPhase.FORMING or self.phase is JobPhase.RUNNING
 
-    def is_newer(self, other: JobState, elsewhere: bool) -> bool:
-        """Return whether this state counts rather than the other; `elsewhere`: the other is from another store."""
-        if elsewhere and self._begun != other._begun:
+    def is_newer(self, other: JobState) -> bool:
+        """Return whether this state counts rather than the other, which may be from another store.
+
+        Versions alone do not tell: a node that was frozen or cut off may have written an old state with a high version
+        into a store that had lost its data. That may even name a later round, which the node wanted to form.
+        """
+        if self._begun != other._begun:
             return self._begun > other._begun
-        if elsewhere and self.is_open != other.is_open:
-            return other.is_open  # an earlier arrival at this store has ended the job
-        if self.is_open and other.is_open and self.number != other.number:
-            # A node that was frozen may have written an old round with high versions, to a store that lost its data.
+        if self.is_open != other.is_open:
+            return other.is_open  # a job that has ended for some nodes ends for all
+        if self.number != other.number:
             return self.number > other.number
         return self.version > other.version
 
@@ -491,7 +496,7 @@ class StoreIdentity:
         """
         replica, mine = self._replica, self._replica.state
         may_wait, self._may_wait_for_others = self._may_wait_for_others, False
-        if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine, self.is_elsewhere)):
+        if theirs and (mine is None or raw == replica.raw or theirs.is_newer(mine)):
             self.is_unclear = False
             return Finding.THEIRS
         self.is_unclear = True  # until a state is written, by this node or one that knows more

@@ -418,7 +418,9 @@ class StoreRendezvous:
         is_silent = silent_ns >= max(self._rules.heartbeat_ns * 3 // 2, LEAST_SILENCE_NS)
         if is_silent != self._has_reported_silence:
             what = f"has not answered for {silent_ns / 1e9:.1f} s" if is_silent else "answers again"
-            then = f"; after {limit_s:g} s the workers here would be ended" if is_silent else ""
+            then = (
+                f"; after {limit_s:g} s the workers here leave their world or are ended" if is_silent else ""
+            )
             self._events.put(Notice(f"the store at {session.store.address} {what}{then}"))
             self._has_reported_silence = is_silent
         if self._rules.rehost and (must_leave or self._participant.store_silence.is_cut_off(now_ns)):

@@ -35,7 +35,7 @@ def test_a_lost_etcd_is_reported_in_one_line_and_awaited(
             agent.kill()
             agent.communicate()
     assert said[0].startswith(f"ronde: the store at etcd:{cluster.endpoints[0]}/rendezvous/")
-    assert said[0].endswith("; after 3 s the workers here would be ended\n")
+    assert said[0].endswith("; after 3 s the workers here leave their world or are ended\n")
     assert said[1] == "ronde: the store has not answered for 3 s\n"
     assert code == 0
     assert all(line.startswith("ronde: ") for line in err.splitlines()), err

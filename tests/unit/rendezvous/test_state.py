@@ -39,29 +39,48 @@ ENDED = replace(RUNNING, version=19, phase=JobPhase.FORMING, number=6)
 def test_a_frozen_node_does_not_undo_the_end_of_a_round_by_writing_often() -> None:
     """The leader was lost with the store, and the one that was frozen is the first to find the new one."""
     written_again = replace(RUNNING.restored("b", None), version=30)
-    assert ENDED.is_newer(written_again, elsewhere=False)
-    assert not written_again.is_newer(ENDED, elsewhere=False)
+    assert ENDED.is_newer(written_again)
+    assert not written_again.is_newer(ENDED)
+
+
+def test_a_round_that_runs_counts_rather_than_a_later_one_that_only_forms() -> None:
+    """A node that was cut off while round 5 formed has asked for round 6 in a store that had lost its data."""
+    running = replace(RUNNING, roster=RosterKey(5, 5, 1))
+    forming = replace(RUNNING, phase=JobPhase.FORMING, roster=RosterKey(4, 4, 1)).restored("b", None)
+    forming = replace(forming, version=30)
+    assert forming.number == 6
+    assert running.is_newer(forming)
+    assert not forming.is_newer(running)
 
 
 def test_of_one_round_the_later_version_counts() -> None:
     later = replace(ENDED, version=20, waiting=1)
-    assert later.is_newer(ENDED, elsewhere=False)
-    assert not ENDED.is_newer(later, elsewhere=False)
+    assert later.is_newer(ENDED)
+    assert not ENDED.is_newer(later)
 
 
 def test_a_later_version_that_closes_the_job_counts() -> None:
     closed = replace(ENDED, version=20, phase=JobPhase.CLOSED)
-    assert closed.is_newer(ENDED, elsewhere=False)
-    assert not ENDED.is_newer(closed, elsewhere=False)
+    assert closed.is_newer(ENDED)
+    assert not ENDED.is_newer(closed)
 
 
 def test_of_two_stores_the_one_with_the_later_round_counts() -> None:
     """The numbers of versions in two stores say nothing about each other, nor does a round that only forms."""
     fifth = replace(RUNNING, roster=RosterKey(4, 5, 1), version=2)
     third = replace(ENDED, roster=RosterKey(2, 3, 1), number=9, version=30)
-    assert fifth.is_newer(third, elsewhere=True)
-    assert not third.is_newer(fifth, elsewhere=True)
-    assert third.is_newer(replace(third, roster=None, version=31), elsewhere=True)
+    assert fifth.is_newer(third)
+    assert not third.is_newer(fifth)
+    assert third.is_newer(replace(third, roster=None, version=31))
+
+
+def test_a_job_that_has_ended_stays_ended_unless_a_later_round_has_begun() -> None:
+    """A node closes the job in a store that has lost its data. Another one knows that it was lost."""
+    closed = replace(RUNNING, roster=RosterKey(5, 5, 1), phase=JobPhase.CLOSED)
+    forming = replace(ENDED, roster=RosterKey(5, 5, 1), version=40)
+    assert closed.is_newer(forming)
+    assert not forming.is_newer(closed)
+    assert replace(RUNNING, roster=RosterKey(6, 6, 1), number=6).is_newer(closed)
 
 
 def test_a_restored_state_is_later_than_both() -> None:
@@ -111,23 +130,23 @@ def test_a_roster_is_cut_into_parts() -> None:
         b"[]",
         b"\xff\xfe",
         b"ronde",
-        b"ronde 3",
-        b"ronde 3 ",
+        b"ronde 4",
+        b"ronde 4 ",
         b'ronde two ["Heartbeat",1,0]',
         b'["Heartbeat",1,0]',
-        b'ronde 3 ["Heartbeat"]',
-        b'ronde 3 ["JoinRequest"]',
-        b'ronde 3 ["Heartbeat","1",0]',
-        b'ronde 3 ["Heartbeat",true,0]',
-        b'ronde 3 ["Heartbeat",1.0,0]',
-        b'ronde 3 ["Heartbeat",1,0,0]',
-        b'ronde 3 ["Heartbeat",1]',
-        b'ronde 3 ["Heartbeat",[1,0]]',
-        b'ronde 3 {"Heartbeat":[1,0]}',
-        b'ronde 3 ["SuccessReport",1,"a",1]',
-        b'ronde 3 ["Node",1,"a",1]',
-        b'ronde 3 ["Heartbeat",1,0],["Heartbeat",1,0]',
-        b"ronde 3 " + b"[" * 100_000,
+        b'ronde 4 ["Heartbeat"]',
+        b'ronde 4 ["JoinRequest"]',
+        b'ronde 4 ["Heartbeat","1",0]',
+        b'ronde 4 ["Heartbeat",true,0]',
+        b'ronde 4 ["Heartbeat",1.0,0]',
+        b'ronde 4 ["Heartbeat",1,0,0]',
+        b'ronde 4 ["Heartbeat",1]',
+        b'ronde 4 ["Heartbeat",[1,0]]',
+        b'ronde 4 {"Heartbeat":[1,0]}',
+        b'ronde 4 ["SuccessReport",1,"a",1]',
+        b'ronde 4 ["Node",1,"a",1]',
+        b'ronde 4 ["Heartbeat",1,0],["Heartbeat",1,0]',
+        b"ronde 4 " + b"[" * 100_000,
     ],
 )
 def test_anything_else_is_refused(data: bytes) -> None:
@@ -137,7 +156,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
 
 def test_wrong_contents_of_a_state_are_refused() -> None:
     good = encode(JobState(TERMS, "a"))
-    head = b"ronde 3 "
+    head = b"ronde 4 "
     fields = json.loads(good.removeprefix(head))
     assert decode_state(head + json.dumps(fields).encode()) == JobState(TERMS, "a")
     for field, value in (
@@ -154,13 +173,13 @@ def test_wrong_contents_of_a_state_are_refused() -> None:
 
 
 def test_another_version_says_so() -> None:
-    with pytest.raises(VersionError, match="version 4"):
-        decode(b'ronde 4 ["Anything"]', Heartbeat)
-    with pytest.raises(VersionError, match="version 4"):
-        decode_roster((zlib.compress(b"ronde 4 []"),))
+    with pytest.raises(VersionError, match="version 5"):
+        decode(b'ronde 5 ["Anything"]', Heartbeat)
+    with pytest.raises(VersionError, match="version 5"):
+        decode_roster((zlib.compress(b"ronde 5 []"),))
 
 
-@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 3 null", b"ronde 3 [1]", b'ronde 3 [["a"]]'])
+@pytest.mark.parametrize("roster", [b"", b"[]", b"ronde 4 null", b"ronde 4 [1]", b'ronde 4 [["a"]]'])
 def test_a_broken_roster_is_refused(roster: bytes) -> None:
     for part in (roster, zlib.compress(roster)):
         with pytest.raises(ProtocolError):

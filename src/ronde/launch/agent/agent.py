@@ -213,7 +213,7 @@ class AgentShell(GroupListener):
         self._group: WorkerGroupShell | None = None  # the present or last workers
         self._plan_now: LaunchPlan | None = None  # that of the present or last workers
         self._alive = False  # whether workers run
-        self._is_joining = False  # the next round
+        self._is_joining = self._is_outside = False  # the next round; workers run, but none is in a world
         self._leaving = 0  # the signal after which this node leaves when its workers have left their world
         self._wish = ""  # why this node wants another round than the present one
         self._has_continued = False  # a worker has called `ronde.elastic.run`
@@ -475,8 +475,9 @@ class AgentShell(GroupListener):
     def _perform_effects(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case JoinRound():
+                case JoinRound(is_outside):
                     self._absence.stop()
+                    self._is_outside = is_outside
                     self._join_round()
                 case UpdateNode():
                     self._rendezvous.update_node(self._describe_node())
@@ -540,7 +541,8 @@ class AgentShell(GroupListener):
     def _describe_node(self) -> Node:
         """Return this node with the workers that it can give the next round."""
         node = describe_node(self._config, self._environment, self._address, self._store.address, self._id)
-        return replace(node, slots=self._offered_slots(), has_workers=self._alive)
+        has_workers = self._alive and not self._is_outside
+        return replace(node, slots=self._offered_slots(), has_workers=has_workers)
 
     def _fill_reserve(self, plan: LaunchPlan, lacking: int) -> None:
         spec = self._config.worker
@@ -592,6 +594,7 @@ class AgentShell(GroupListener):
             spec.stop_signal,
             spec.farewell_ns,
             self._config.start_timeout_ns,
+            self._config.rendezvous.heartbeat_ns // 2,
         )
         plan = _plan(self._config, round, self._environment, self._key, self._key_fd, self._run_id)
         self._plan_now = plan
@@ -620,6 +623,9 @@ class AgentShell(GroupListener):
 
     def _release_survivors(self, group: WorkerGroupShell, start: StartWorkers) -> list[LivingWorker]:
         """Return the workers that go on in the round: none if it needs new processes, which they cannot wait for."""
+        if not start.keeps:
+            self._screen.tell(f"{start.cause}; the others have gone on meanwhile: all workers start again")
+            return []
         lacking = start.round.nodes[start.round.group_rank].slots - group.survivors
         if group.takes_newcomers or lacking <= 0:
             return group.release_survivors()

@@ -51,7 +51,9 @@ Rules
 8. Every ending has one reason, and the agent decides nothing after it.
 9. The agent kills its workers at once if the others take this node for dead. They start theirs when the lease of this
    node has run out (`rendezvous/liveness`), and a late checkpoint of the old workers might replace one of the new
-   workers. The others wait for the workers of a node that leaves, so these have time to save.
+   workers. The others wait for the workers of a node that leaves, so these have time to save. When the lease runs out,
+   workers that continue may leave their world instead (`Policy.leave_ns`): outside of all worlds they do nothing that
+   counts. If another round begins before the next one of this node, the state of the job may not be theirs any more.
 10. A worker that has ended with exit code 0 has failed if a rank of another node then waits for it in `ronde.init`
     (`worker_group`). If it was the last one of its node, the agent learns of the end of its workers a second time.
 11. Workers that continue (`process/membership_channel`) outlive the end of a round: the agent tells them at once that
@@ -197,7 +199,9 @@ Event = (
 
 @dataclass(frozen=True)
 class JoinRound:
-    """Ask for the next round."""
+    """Ask for the next round; `is_outside`: workers run, but none is in a world (rule 9)."""
+
+    is_outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,20 +214,22 @@ class StartWorkers:
     """Start the workers of the round; `again`: whether the job restarts them if one fails.
 
     Those that continue get their place in it. `cause`: why the last round ended, and `lost`: the members that it lost;
-    both empty unless workers continue.
+    both empty unless workers continue. `keeps`: otherwise they are killed first (rule 9).
     """
 
     round: Round
     again: bool
     cause: str = ""
     lost: tuple[str, ...] = ()
+    keeps: bool = True
 
 
 @dataclass(frozen=True)
 class StopWorkers:
     """End the workers, then send `WorkersEnded`. `at_once`: leave them no time to save anything (rule 9 of `agent`).
 
-    `keeps`: end only those that do not continue, then send `WorkersSettled` if there are others.
+    `keeps`: end only those that do not continue, then send `WorkersSettled` if there are others; with `at_once` these
+    must have left their world by then.
     """
 
     reason: str
@@ -360,6 +366,7 @@ class EndedRound:
 
     cause: str
     lost: tuple[str, ...]
+    left: int | None = None  # the round whose world they have left because the lease has run out
 
 
 @dataclass(frozen=True)
@@ -513,7 +520,8 @@ class Agent:
         self._lost -= {node.id for node in round.nodes}
         again = round.restarts < self._budget.restarts
         if isinstance(state, Rejoining):
-            return Healthy(round), [StartWorkers(round, again, state.ended.cause, state.ended.lost)]
+            ended, keeps = state.ended, state.ended.left in (None, round.previous)
+            return Healthy(round), [StartWorkers(round, again, ended.cause, ended.lost, keeps)]
         return Healthy(round), [StartWorkers(round, again)]
 
     def _end_round(
@@ -565,6 +573,10 @@ class Agent:
     def _kill_workers(
         self, _: int, state: Healthy | Unhealthy | Stopping | Rejoining, event: Ejected
     ) -> Next:
+        if event.is_unsure and isinstance(state, Healthy) and state.continuing:
+            ended = EndedRound(event.reason, (event.reason,), state.round.number)
+            tell = NotifyWorkers(state.round.number, event.reason)
+            return Stopping(None, ended), [tell, StopWorkers(event.reason, at_once=True, keeps=True)]
         following = replace(state, ended=None) if isinstance(state, Stopping) else Stopping()
         return following, [AgentNotice(event.reason), KILL]
 
@@ -599,7 +611,7 @@ class Agent:
     def _rejoin(self, _: int, state: Stopping, event: WorkersSettled) -> Next:
         if state.ended is None:
             return state, []  # the workers are being killed
-        return Rejoining(state.shortage, state.ended), [JoinRound()]
+        return Rejoining(state.shortage, state.ended), [JoinRound(state.ended.left is not None)]
 
     def _request_change(self, _: int, state: Healthy, event: WorldLeft) -> Next:
         if event.number != state.round.number:
@@ -656,13 +668,8 @@ class Agent:
 
     def _close(self, _: int, state: State, event: JobClosed) -> Next:
         code = 0 if event.completed else FAILED if event.failure is None else _exit_code(event.failure)
-        exit = AgentEnd(
-            code,
-            event.reason,
-            event.failure,
-            is_closed=not (event.completed or event.failure),
-            is_surplus=event.was_full,
-        )
+        is_closed = not (event.completed or event.failure)
+        exit = AgentEnd(code, event.reason, event.failure, is_closed=is_closed, is_surplus=event.was_full)
         following, effects = self._exit(state, exit, stop=not isinstance(state, Unhealthy))
         if isinstance(state, Unhealthy) and state.continuing:
             effects = [EndContinuing(event.reason)]
@@ -748,6 +755,7 @@ class Agent:
                 return f"{count} more node{'s' if count > 1 else ''} can take part"
 
 
+_UNDECIDED = (Joining, Healthy, Unhealthy, Stopping, Rejoining, Succeeded, AwaitingVerdict)
 # An event, its handler, and the states in which the event has an effect.
 _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (RoundBegan, Agent._begin_round, (Joining, Rejoining)),
@@ -768,22 +776,14 @@ _HANDLERS: tuple[tuple[type[Event], _Handler, tuple[type[State], ...]], ...] = (
     (WorkersEnded, Agent._lose_continuing, (Rejoining,)),
     (WorkersEnded, Agent._finish_exit, (Exiting,)),
     (AllSucceeded, Agent._succeed, (Succeeded,)),
-    (JobClosed, Agent._close, (Joining, Healthy, Unhealthy, Stopping, Rejoining, Succeeded, AwaitingVerdict)),
-    (
-        RendezvousBroken,
-        Agent._break,
-        (Joining, Healthy, Unhealthy, Stopping, Rejoining, Succeeded, AwaitingVerdict),
-    ),
+    (JobClosed, Agent._close, _UNDECIDED),
+    (RendezvousBroken, Agent._break, _UNDECIDED),
     (InterruptAgent, Agent._interrupt, (Healthy, Unhealthy)),
     (InterruptAgent, Agent._interrupt_and_exit, (Joining, Stopping, Rejoining, Succeeded, AwaitingVerdict)),
     (InterruptAgent, Agent._interrupt_exit, (Exiting,)),
     (AgentTimer, Agent._end_short_job, (Joining, Stopping, Rejoining)),
     (AgentTimer, Agent._leave_barrier, (Succeeded,)),
-    (
-        Notice,
-        Agent._show,
-        (Joining, Healthy, Unhealthy, Stopping, Rejoining, Succeeded, AwaitingVerdict, Exiting),
-    ),
+    (Notice, Agent._show, (*_UNDECIDED, Exiting)),
 )
 TRANSITIONS = {(state, event): handler for event, handler, states in _HANDLERS for state in states}
 

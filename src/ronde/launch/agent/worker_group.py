@@ -32,8 +32,9 @@ Rules
    workers start again after a failure, only the others are signalled, and a failure that blames a peer is the cause
    after the grace period. After a `StopGroup` with `keeps`, `GroupSettled` follows as soon as no process is left but
    those of workers that continue: the next run begins with them. Those that are about to end after an exception have
-   a second then, because the others wait for them. If the workers do not start again, those that continue are asked to
-   end at once, because they would wait for a new round.
+   a second then, because the others wait for them. With `at_once`, too, those that are still in the world of this run
+   after `Policy.leave_ns` are killed, and `GroupSettled` waits until all others have left it. If the workers do not
+   start again, those that continue are asked to end at once, because they would wait for a new round.
 9. When all ranks have finished (`WorkerCompleted`), there is nothing to recover: a worker that came too late for this
    world, and waits in `ronde.init` for workers that have ended with exit code 0, is ended and does not count as failed.
    Nor does one that a signal kills then, and nobody waits for workers to leave the world. One that fails in another way
@@ -229,7 +230,7 @@ class InterruptGroup:
 
 @dataclass(frozen=True)
 class StopGroup:
-    """The agent ends these workers; `at_once`: by SIGKILL, without SIGTERM. `keeps`: those that continue live on."""
+    """The agent ends these workers; `at_once`: by SIGKILL. `keeps`: but those that continue (rule 8)."""
 
     reason: str
     at_once: bool = False
@@ -324,7 +325,8 @@ class Policy:
 
     `starts_again`: the workers start again, so the agent does not wait for their output. `stop_signum`: the signal that
     asks them to end. `farewell_ns`: how long workers may take to end after a signal from outside that was not typed.
-    `straggler_ns`: how long a worker may stay in a world that another one has left.
+    `straggler_ns`: how long a worker may stay in a world that another one has left. `leave_ns`: how long a worker that
+    continues may take to leave its world when the others may go on without this node.
     """
 
     grace_ns: int = GRACE_NS
@@ -333,6 +335,7 @@ class Policy:
     stop_signum: int = SIGTERM
     farewell_ns: int = FAREWELL_NS
     straggler_ns: int = STRAGGLER_NS
+    leave_ns: int = 10**9 // 2
 
 
 class GroupPhase(IntEnum):
@@ -368,6 +371,8 @@ class WorkerGroup:
         self._ends_all = False  # no worker lives on
         self._keeps = False  # the run is to end, and those that continue live on
         self._has_settled = False
+        self._must_leave = False  # those that continue must leave their world
+        self._is_leaving_over = False  # the time for that is up
         self._has_waited = False  # for a better cause than a failure that blames a peer
         self._has_completed = False  # all ranks have finished
         self._straggler_end_ns = 0  # when workers must have left the world that another one has left
@@ -396,7 +401,11 @@ class WorkerGroup:
     @property
     def survivors(self) -> tuple[int, ...]:
         """The ranks of the workers that outlive this run, in order."""
-        return tuple(rank for rank, worker in sorted(self.workers.items()) if worker.continues)
+        return tuple(
+            rank
+            for rank, worker in sorted(self.workers.items())
+            if worker.continues and (worker.awaits or not self._is_leaving_over)
+        )
 
     @property
     def awaits_exit(self) -> bool:
@@ -463,6 +472,8 @@ class WorkerGroup:
             return effects
         if not self.survivors:
             return [self._finish("")]
+        if self._must_leave and not all(self.workers[rank].awaits for rank in self.survivors):
+            return effects
         if self._keeps and not self._has_settled:
             self._has_settled = True
             effects.append(GroupSettled())
@@ -664,6 +675,8 @@ class WorkerGroup:
             return self._stop(now_ns, self._asking, event.reason, spare=True) if self.survivors else []
         self._keeps = event.keeps and not self._interrupt
         self._ends_all = not event.keeps
+        if event.at_once and self._keeps:
+            return self._leave_world(now_ns, event.reason)
         if not self._remaining():
             return []
         if event.at_once and self._phase < GroupPhase.KILLING:
@@ -672,6 +685,12 @@ class WorkerGroup:
         if self._has_settled and not event.keeps:
             self._phase = GroupPhase.RUNNING  # of those that are left
         return self._stop(now_ns, self._asking, event.reason, spare=True) if stops else []
+
+    def _leave_world(self, now_ns: int, reason: str) -> list[Effect]:
+        """Kill the workers that do not continue, and later those that have not left their world by then."""
+        self._must_leave = True
+        effects = self._signal(SIGKILL, reason)
+        return effects + self._enter(GroupPhase.STOPPING, now_ns, self._policy.leave_ns)
 
     def _patience_ns(self) -> int:
         """Return how long workers may take to end: shorter for those that are about to, if others wait for that."""
@@ -693,6 +712,7 @@ class WorkerGroup:
             assert self._failed is not None
             self._has_waited = True
             return self._failed_by_itself(now_ns, self._failed)
+        self._is_leaving_over = self._must_leave
         if not self._remaining():
             return []
         if self._phase == GroupPhase.GRACE:

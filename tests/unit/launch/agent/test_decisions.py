@@ -409,6 +409,26 @@ def test_after_the_death_of_all_that_continue_the_next_round_begins_with_new_wor
     ]
 
 
+@pytest.mark.parametrize(("previous", "keeps"), [(0, True), (1, False)])
+def test_workers_outside_of_all_worlds_outlive_the_lease_unless_others_have_gone_on(
+    previous: int, keeps: bool
+) -> None:
+    story = continuing(2)
+    assert story.after(Ejected("the store is silent", is_unsure=True)) == [
+        NotifyWorkers(0, "the store is silent"),
+        StopWorkers("the store is silent", at_once=True, keeps=True),
+    ]
+    assert story.after(WorkersSettled()) == [JoinRound(is_outside=True)]
+    following = replace(a_round(2, 1, group_rank=0), previous=previous)
+    silent = "the store is silent"
+    assert story.after(RoundBegan(following)) == [StartWorkers(following, True, silent, (silent,), keeps)]
+
+
+def test_workers_that_do_not_continue_end_with_the_lease() -> None:
+    kill = StopWorkers("the others may have gone on", at_once=True)
+    assert running().after(Ejected("the store is silent", is_unsure=True)) == [kill]
+
+
 @pytest.mark.parametrize("last", [JobClosed("over"), RendezvousBroken("over")])
 def test_no_worker_continues_after_the_end_of_the_job(last: Event) -> None:
     story = continuing()
@@ -437,6 +457,7 @@ ONE_OF_EACH: list[Event] = [
         Failing(OURS),
         AllSucceeded(0),
         Ejected("silent"),
+        Ejected("silent", is_unsure=True),
         Notice("hello"),
         AgentTimer(),
     ),
@@ -498,7 +519,8 @@ EVENTS = st.one_of(
         st.integers(0, 3),
         st.sampled_from([WorkerFailed(OTHERS), NodesLost(NODES[1:], "gone"), NodesWaiting(2)]),
     ),
-    st.sampled_from([AllSucceeded(0), AllSucceeded(1), Ejected("silent"), Notice("hello"), AgentTimer()]),
+    st.sampled_from([AllSucceeded(0), AllSucceeded(1), Notice("hello"), AgentTimer()]),
+    st.builds(Ejected, st.just("silent"), st.booleans()),
     st.sampled_from([JobClosed("over"), JobClosed("over", OTHERS), RendezvousBroken("lost")]),
     st.sampled_from([Failing(OURS), InterruptAgent(SIGINT, "Ctrl-C"), InterruptAgent(SIGTERM, "SIGTERM")]),
     st.sampled_from([WorkersContinue(0), WorkersContinue(1), WorkersSettled(), WorldLeft(0, "left")]),

@@ -550,6 +550,26 @@ def continuing(ranks: int, policy: Policy = AGAIN, others: int = 0) -> Story:
     return story
 
 
+def test_who_does_not_leave_the_world_in_time_is_killed() -> None:
+    story = continuing(3, others=1)
+    unsure = StopGroup("the store is silent", at_once=True, keeps=True)
+    assert story.at(1, unsure) == ["signal 9 to rank 2", "timer at 1.5"]
+    assert story.at(1.1, Exited(2, -SIGKILL)) == []
+    assert story.at(1.2, WorkerAwaits(0)) == []
+    assert story.at(1.5, GroupTimer()) == ["signal 9 to rank 1", "timer at 6.5"]
+    assert story.at(1.6, Exited(1, -SIGKILL)) == ["settled"]
+    assert story.group.survivors == (0,)
+
+
+def test_those_that_have_left_the_world_live_on() -> None:
+    story = continuing(2)
+    assert story.at(1, WorkerAwaits(0)) == ["timer at 301"]
+    assert story.at(2, StopGroup("the store is silent", at_once=True, keeps=True)) == ["timer at 2.5"]
+    assert story.at(2.1, WorkerAwaits(1)) == ["settled"]
+    assert story.at(2.5, GroupTimer()) == []
+    assert story.group.survivors == (0, 1)
+
+
 def test_a_death_is_not_the_end_of_those_that_continue() -> None:
     story = continuing(4)
     assert story.at(1, Exited(2, -SIGKILL)) == []
