@@ -185,7 +185,7 @@ def test_a_spare_of_a_program_that_does_not_continue_is_refused(launcher: Launch
     job.start("-n", "2", "--spares", "1", "--max-restarts", "1")
     code, err = job.end()
     assert code == 0, err
-    assert err.count("no worker has called ronde.elastic.run, so spare workers take no part") == 1
+    assert err.count("no worker has called ronde.elastic.run so far, so spare workers take no part") == 1
     assert "starting all workers again (restart 1 of 1)" in err
 
 
