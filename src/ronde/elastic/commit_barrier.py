@@ -15,22 +15,22 @@ from ronde.errors import MismatchError
 from ronde.net.connections import named_ranks
 from ronde.types import Max
 
-__all__ = ["Place", "pass_barrier"]
+__all__ = ["BarrierKind", "pass_barrier"]
 
 
-class Place(IntEnum):
-    """A place of the program."""
+class BarrierKind(IntEnum):
+    """What the program of a rank does at the barrier."""
 
     CHECK = 0
     COMMIT = 1
     END = 2
 
 
-def pass_barrier(place: Place, number: int, is_change_wanted: bool) -> bool:
+def pass_barrier(kind: BarrierKind, number: int, is_change_wanted: bool) -> bool:
     """Wait until all ranks have come; return whether any of them wants the members of the job to change.
 
     Args:
-        place: where the program of this rank is.
+        kind: what this rank does.
         number: of the next commit.
         is_change_wanted: what this rank knows.
 
@@ -40,15 +40,15 @@ def pass_barrier(place: Place, number: int, is_change_wanted: bool) -> bool:
     """
     if comm.size() == 1:
         return is_change_wanted
-    words = np.array([is_change_wanted, number, -number, place, -place], np.int64)
+    words = np.array([is_change_wanted, number, -number, kind, -kind], np.int64)
     most = comm.world().allreduce(words, op=Max)
     if most[1] != -most[2] or most[3] != -most[4]:
-        raise MismatchError(_describe(place, number))
+        raise MismatchError(_describe(kind, number))
     return bool(most[0])
 
 
-def _describe(place: Place, number: int) -> str:
-    rows = comm.world().allgather(np.array([place, number], np.int64)).reshape(-1, 2)
+def _describe(kind: BarrierKind, number: int) -> str:
+    rows = comm.world().allgather(np.array([kind, number], np.int64)).reshape(-1, 2)
     ranks: dict[tuple[int, int], list[int]] = {}
     for rank, row in enumerate(rows):
         ranks.setdefault((int(row[0]), int(row[1])), []).append(rank)
@@ -61,11 +61,11 @@ def _describe(place: Place, number: int) -> str:
     )
 
 
-def _phrase(place: int, number: int, are_several: bool) -> str:
-    match Place(place):
-        case Place.CHECK:
+def _phrase(kind: int, number: int, are_several: bool) -> str:
+    match BarrierKind(kind):
+        case BarrierKind.CHECK:
             return f"{'call' if are_several else 'calls'} check_host_updates() before commit {number}"
-        case Place.COMMIT:
+        case BarrierKind.COMMIT:
             return f"{'make' if are_several else 'makes'} commit {number}"
-        case Place.END:
+        case BarrierKind.END:
             return f"{'have' if are_several else 'has'} returned from the training function before commit {number}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from ronde.comm import world as comm
 from ronde.elastic.batches import Batches, Positions, StreamBatches
-from ronde.elastic.commit_barrier import Place, pass_barrier
+from ronde.elastic.commit_barrier import BarrierKind, pass_barrier
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 from ronde.elastic.goodput import Goodput, Ledger
 from ronde.elastic.neighbours import ShardsLostError
@@ -118,7 +118,7 @@ class State:
         All ranks call it at the same place. In the body of a loop over `batches` it is raised when the step is done:
         by the next `commit`, or when the loop asks for the next batch.
         """
-        if not self._meet(Place.CHECK, self._standing.copied + 1):
+        if not self._meet(BarrierKind.CHECK, self._standing.copied + 1):
             return
         self._is_agreed = True
         if not self._is_in_step:
@@ -481,7 +481,7 @@ class State:
         number = self._standing.copied + 1
         with self._safeguards.changing():
             self._safeguards.before_barrier(number)
-            if self._pass_barrier(number, Place.END):
+            if self._pass_barrier(number, BarrierKind.END):
                 self._copy(number)
                 ledger.commit(time.monotonic_ns())
                 self._safeguards.after_copy(number)
@@ -513,13 +513,13 @@ class State:
             if self._is_agreed:
                 self.commit()
 
-    def _pass_barrier(self, number: int, place: Place) -> bool:
+    def _pass_barrier(self, number: int, kind: BarrierKind) -> bool:
         """Wait until all ranks have come to commit `number`; return whether the members of the job change."""
         self._standing = Standing(self._standing.copied, number)
-        return self._meet(place, number)
+        return self._meet(kind, number)
 
-    def _meet(self, place: Place, number: int) -> bool:
-        return pass_barrier(place, number, self._is_agreed or self._is_change_wanted())
+    def _meet(self, kind: BarrierKind, number: int) -> bool:
+        return pass_barrier(kind, number, self._is_agreed or self._is_change_wanted())
 
     @property
     def _host_messages(self) -> _HostMessages:
@@ -535,7 +535,7 @@ class State:
         number = self._standing.copied + 1
         with self._safeguards.changing():
             self._safeguards.before_barrier(number)
-            is_changing = self._pass_barrier(number, Place.COMMIT)
+            is_changing = self._pass_barrier(number, BarrierKind.COMMIT)
             self._copy(number)
             ledger.commit(time.monotonic_ns())
             self._safeguards.after_copy(number)

@@ -98,9 +98,9 @@ def transfer(payload: object, senders: Sequence[int], receivers: Sequence[int]) 
     return pickle.loads(theirs.pickled, buffers=buffers)
 
 
-def hosts_of(world: Communicator) -> list[int]:
+def hosts_of(world: Communicator) -> Sequence[int]:
     """Return the number of each rank's host."""
-    return list(world.topology.host_of)
+    return world.topology.host_of
 
 
 def plan_shares(
