@@ -25,6 +25,7 @@ from ronde.elastic.shard_copies import (
     plan_moves,
 )
 from ronde.elastic.state_parts import Part, ReshardablePart
+from ronde.elastic.state_transfer import hosts_of
 from ronde.errors import CollectiveError, UsageError
 from ronde.typed_json import Natural, TypedJson
 
@@ -111,7 +112,7 @@ class Neighbours:
         received = [json.loads(each) for each in allgather_bytes(world, json.dumps(mine).encode())]
         num_shards = max(num for num, *_ in received)
         inventories = [dict(pairs) for _, *pairs in received]
-        plan = plan_moves(inventories, num_shards, commit, _hosts_of(world))
+        plan = plan_moves(inventories, num_shards, commit, hosts_of(world))
         if plan.lost:
             raise ShardsLostError(
                 f"at commit {commit} no process has the shards of these ranks: {', '.join(map(str, plan.lost))}; each "
@@ -155,7 +156,7 @@ class Neighbours:
             _load(parts, self._copies.own)
             self._parts_differ = False
         world.barrier()  # from here on nobody needs what this rank has besides
-        after = holders(_hosts_of(world))
+        after = holders(hosts_of(world))
         self._copies.prune(shard for shard, holder in enumerate(after) if holder == world.rank)
 
     def _reshard(self, commit: int, parts: Mapping[str, Part], num_shards: int, world: Communicator) -> None:
@@ -168,12 +169,8 @@ class Neighbours:
         self.adopt(commit, parts, world)
 
 
-def _hosts_of(world: Communicator) -> list[str]:
-    return [str(host) for host in world.topology.host_of]
-
-
 def _exchange_with_holders(world: Communicator, message: Buffers) -> memoryview:
-    holder = holders(_hosts_of(world))[world.rank]
+    holder = holders(hosts_of(world))[world.rank]
     return _exchange(world, {holder: message} if holder >= 0 else {})
 
 

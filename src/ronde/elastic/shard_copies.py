@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ _PAUSE = 8  # commits without checksums, after one in which most pieces have cha
 _LENGTH_BYTES = 8
 
 
-def holders(hosts: Sequence[str]) -> list[int]:
+def holders(hosts: Sequence[Hashable]) -> list[int]:
     """Return for each rank the rank that keeps a copy of its shard; -1 for a single rank.
 
     It is on the next host, if there is one, in the order of the first ranks of hosts. The shards of a host are spread
@@ -43,7 +43,7 @@ def holders(hosts: Sequence[str]) -> list[int]:
     Args:
         hosts: by rank, the name or number of its host.
     """
-    members: dict[str, list[int]] = {}
+    members: dict[Hashable, list[int]] = {}
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
     if len(members) == 1:
@@ -72,7 +72,7 @@ class Moves(NamedTuple):
 
 
 def plan_moves(
-    inventories: Sequence[Mapping[int, int]], num_shards: int, commit: int, hosts: Sequence[str]
+    inventories: Sequence[Mapping[int, int]], num_shards: int, commit: int, hosts: Sequence[Hashable]
 ) -> Moves:
     """Return what brings each rank its shard, and each holder its copy.
 
@@ -99,7 +99,7 @@ def plan_moves(
     return Moves(tuple(moves), tuple(shard for shard in range(num_shards) if not owners[shard]))
 
 
-def _wanted_at(shard: int, num_shards: int, hosts: Sequence[str]) -> list[int]:
+def _wanted_at(shard: int, num_shards: int, hosts: Sequence[Hashable]) -> list[int]:
     """Return the ranks that need a shard."""
     if num_shards != len(hosts):
         return list(range(len(hosts)))

@@ -16,6 +16,7 @@ import numpy as np
 
 from ronde.comm import world as comm
 from ronde.elastic.batches import Batches, Positions, StreamBatches
+from ronde.elastic.commit_barrier import BarrierKind, pass_barrier
 from ronde.elastic.commit_protocol import NOTHING, Action, Decision, Standing, decide
 from ronde.elastic.goodput import Goodput, Ledger
 from ronde.elastic.neighbours import ShardsLostError
@@ -30,7 +31,6 @@ from ronde.elastic.step_watch import StepWatch
 from ronde.errors import MismatchError, UsageError
 from ronde.net.host import host_name
 from ronde.process.membership_channel import membership
-from ronde.types import Max
 
 __all__ = [
     "HostsUpdatedInterrupt",
@@ -104,7 +104,7 @@ class State:
         Raises:
             HostsUpdatedInterrupt: the members of the job change; `ronde.elastic.run` handles it.
             PeerError: a rank was lost; `ronde.elastic.run` handles it.
-            MismatchError: ranks have made different numbers of commits.
+            MismatchError: ranks are at different places of the training.
             UsageError: a reset callback calls it.
         """
         if self._is_resetting:
@@ -118,7 +118,7 @@ class State:
         All ranks call it at the same place. In the body of a loop over `batches` it is raised when the step is done:
         by the next `commit`, or when the loop asks for the next batch.
         """
-        if not self._agree_on_change(self._standing.copied + 1):
+        if not self._meet(BarrierKind.CHECK, self._standing.copied + 1):
             return
         self._is_agreed = True
         if not self._is_in_step:
@@ -299,7 +299,7 @@ class State:
 
         Raises:
             PeerError: a rank was lost; `ronde.elastic.run` handles it.
-            MismatchError: ranks have made different numbers of commits.
+            MismatchError: ranks are at different places of the training.
         """
         if self._is_resetting:
             return  # `commit_reset` follows, on all ranks
@@ -481,7 +481,7 @@ class State:
         number = self._standing.copied + 1
         with self._safeguards.changing():
             self._safeguards.before_barrier(number)
-            if self._pass_barrier(number):
+            if self._pass_barrier(number, BarrierKind.END):
                 self._copy(number)
                 ledger.commit(time.monotonic_ns())
                 self._safeguards.after_copy(number)
@@ -513,10 +513,13 @@ class State:
             if self._is_agreed:
                 self.commit()
 
-    def _pass_barrier(self, number: int) -> bool:
+    def _pass_barrier(self, number: int, kind: BarrierKind) -> bool:
         """Wait until all ranks have come to commit `number`; return whether the members of the job change."""
         self._standing = Standing(self._standing.copied, number)
-        return self._agree_on_change(number)
+        return self._meet(kind, number)
+
+    def _meet(self, kind: BarrierKind, number: int) -> bool:
+        return pass_barrier(kind, number, self._is_agreed or self._is_change_wanted())
 
     @property
     def _host_messages(self) -> _HostMessages:
@@ -527,25 +530,12 @@ class State:
         mine = membership()
         return self._hosts_updated or (mine is not None and mine.change_wanted is not None)
 
-    def _agree_on_change(self, number: int) -> bool:
-        wanted = self._is_agreed or self._is_change_wanted()
-        if comm.size() > 1:
-            words = np.array([wanted, number, -number], np.int64)
-            most = comm.world().allreduce(words, op=Max)
-            if most[1] != -most[2]:
-                raise MismatchError(
-                    f"ranks are at different commits, {-most[2]} to {most[1]}: all ranks must call commit() and "
-                    "check_host_updates() at the same places"
-                )
-            wanted = bool(most[0])
-        return wanted
-
     def _commit(self) -> bool:
         """Make a commit; return whether the members of the job change."""
         number = self._standing.copied + 1
         with self._safeguards.changing():
             self._safeguards.before_barrier(number)
-            is_changing = self._pass_barrier(number)
+            is_changing = self._pass_barrier(number, BarrierKind.COMMIT)
             self._copy(number)
             ledger.commit(time.monotonic_ns())
             self._safeguards.after_copy(number)

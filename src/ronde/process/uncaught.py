@@ -22,7 +22,7 @@ import faulthandler
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -196,7 +196,7 @@ _hook = _Hook()
 
 def announce_uncaught() -> None:
     """Announce a future uncaught exception of this process. Does nothing without a launcher."""
-    if _hook.pid != os.getpid() and _descriptor() is not None:
+    if _hook.pid != os.getpid() and _descriptor(environment()) is not None:
         _hook.install()
 
 
@@ -240,10 +240,11 @@ def announce_joined() -> None:
 
 
 def _announce(what: What, details: str = "") -> None:
-    fd = _descriptor()
+    variables = environment()  # a copy of all, which is slow
+    fd = _descriptor(variables)
     if fd is not None:
         with contextlib.suppress(OSError):
-            place = f"{environment().get('RANK', '')}@{environment().get('RONDE_ROUND', '')}"
+            place = f"{variables.get('RANK', '')}@{variables.get('RONDE_ROUND', '')}"
             os.write(fd, f"{place} {what}{details}\n".encode())
 
 
@@ -252,9 +253,9 @@ def mark_recorded(error: BaseException) -> None:
     error._ronde_recorded = True  # type: ignore[attr-defined]
 
 
-def _descriptor() -> int | None:
+def _descriptor(variables: Mapping[str, str]) -> int | None:
     """Return the worker's end of the pipe, and make it non-inheritable; None if this process has none."""
-    identity = environment().get(_VARIABLE, "")
+    identity = variables.get(_VARIABLE, "")
     try:
         fd = int(identity.partition(":")[0])
         if _identify(fd) != identity:

@@ -15,7 +15,7 @@ from ronde.elastic.state_check import StateCheck
 from ronde.elastic.step_times import StepRule
 from ronde.elastic.step_watch import StepWatch
 
-__all__ = ["compute_wrongly", "differ_rightly", "get_stuck"]
+__all__ = ["compute_wrongly", "differ_rightly", "end_early", "get_stuck"]
 
 
 class Lines(logging.Handler):
@@ -81,3 +81,20 @@ def get_stuck(stuck: int, waits_in_engine: bool) -> str:
 
 def get_stuck_here() -> None:
     threading.Event().wait(60)
+
+
+def end_early() -> str:
+    """Let rank 0 end the training while the others commit. Return the error."""
+    ronde.init()
+    state = ronde.elastic.ObjectState(step=0)
+    state.commit()
+    try:
+        if ronde.rank() == 0:
+            state.finish()
+        else:
+            state.commit()
+    except ronde.MismatchError as error:
+        return str(error)
+    finally:
+        ronde.shutdown()
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.ranks.elastic.check_programs import compute_wrongly, differ_rightly, get_stuck
+from tests.ranks.elastic.check_programs import compute_wrongly, differ_rightly, end_early, get_stuck
 
 from ronde.testing import ranks
 
@@ -52,3 +52,9 @@ def test_the_rank_that_is_stuck_ends_and_no_other(
     assert told.count("is stuck: its step takes") == 1
     assert "ronde: rank 1 is stuck" in told
     assert "in get_stuck_here" in told
+
+
+def test_the_end_of_one_rank_is_not_taken_for_a_commit() -> None:
+    for text in ranks.run(end_early, 3):
+        assert "rank 0 has returned from the training function before commit 1" in text
+        assert "ranks 1, 2 make commit 1" in text

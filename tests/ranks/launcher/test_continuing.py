@@ -185,8 +185,34 @@ def test_a_spare_of_a_program_that_does_not_continue_is_refused(launcher: Launch
     job.start("-n", "2", "--spares", "1", "--max-restarts", "1")
     code, err = job.end()
     assert code == 0, err
-    assert err.count("no worker has called ronde.elastic.run, so spare workers take no part") == 1
+    assert err.count("no worker has called ronde.elastic.run so far, so spare workers take no part") == 1
     assert "starting all workers again (restart 1 of 1)" in err
+
+
+LEAVES = """\
+import os, sys, time
+from ronde.process.membership_channel import membership
+own = membership()
+own.announce_continues()
+if own.number == 0 and os.environ["RANK"] == "1":
+    while not os.path.exists("waits"):
+        time.sleep(0.01)
+    time.sleep(0.1)  # the agent reads that the other worker waits
+    sys.exit(0)
+if own.number == 0:
+    open("waits", "w").close()
+    own.await_place(0)
+own.announce_completed()
+"""
+
+
+def test_a_worker_that_ends_in_the_training_lets_the_others_go_on(launcher: Launcher) -> None:
+    job = Job(launcher)
+    (job.folder / "script.py").write_text(LEAVES)
+    job.start("-n", "2", "--min-np", "1", "--max-restarts", "1")
+    code, err = job.end()
+    assert code == 0, err
+    assert "1 worker goes on in place (round 1)" in err
 
 
 def test_two_deaths_at_once(launcher: Launcher) -> None:

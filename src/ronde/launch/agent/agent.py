@@ -673,8 +673,8 @@ class AgentShell(GroupListener):
         if not (self._has_continued or self._has_refused_spares) and self._reserve.ready:
             self._has_refused_spares = True
             self._screen.tell(
-                "no worker has called ronde.elastic.run, so spare workers take no part: all workers start again. "
-                "Leave --spares out, or train under ronde.elastic.run"
+                "no worker has called ronde.elastic.run so far, so spare workers take no part: all workers start "
+                "again. A program without ronde.elastic.run has no use for --spares"
             )
         return self._has_continued
 

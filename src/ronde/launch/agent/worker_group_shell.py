@@ -415,6 +415,10 @@ class WorkerGroupShell:
         worker = self._group.workers[rank]
         if worker.was_killed_late and not worker.signum:
             self._screen.tell(f"{worker.describe()}; all ranks had finished their training")
+        if (
+            worker.has_succeeded
+        ):  # in a training of the others, which may wait for a place since it has left them
+            self._listener.note_world_left()
         if blames_peer:
             self._find_replaced()
 

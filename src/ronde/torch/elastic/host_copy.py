@@ -15,12 +15,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ronde.torch.outline import TensorSlot, fill, outline_of
 
 __all__ = ["HostCopy", "StateDictPart"]
+
+_ALIGNMENT_BYTES = 16  # of the largest element
 
 
 class HostCopy:
@@ -259,7 +260,8 @@ def _bytes_of(tensor: Any) -> Any:
 def _tensor_of(dtype: Any, shape: Sequence[int], received: Any) -> Any:
     if isinstance(received, torch.Tensor):
         return received
-    memory = np.array(received, np.uint8)  # a copy that can be written
-    if memory.size == 0:  # a shard may have no element
+    if received.size == 0:  # a shard may have no element
         return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(memory).view(dtype).reshape(shape)
+    if not received.flags.writeable or received.ctypes.data % _ALIGNMENT_BYTES:
+        received = received.copy()
+    return torch.from_numpy(received).view(dtype).reshape(shape)
