@@ -152,7 +152,7 @@ def find_bins(sample: Array, weights: Array | None, max_bins: int, is_categorica
     has more categories than that.
     """
     values = [
-        _categories(sample[:, column], max_bins, column)
+        _categories(sample[:, column], max_bins, f"at index {column}")
         if is_categorical[column]
         else _borders(sample[:, column], weights, max_bins)
         for column in range(sample.shape[1])
@@ -184,18 +184,18 @@ def _borders(column: Array, weights: Array | None, max_bins: int) -> Array:
     return np.asarray(np.where(np.isfinite(borders), borders, values[kept]))
 
 
-def check_categories(X: Array, max_bins: int, is_categorical: Array) -> None:
-    """Raise ValueError if a column of rows has more categories than `find_bins` takes."""
+def check_categories(X: Array, max_bins: int, is_categorical: Array, names: Sequence[str] = ()) -> None:
+    """Raise ValueError if a column of rows has more categories than `find_bins` takes. `names`: of columns, or none."""
     for column in np.flatnonzero(is_categorical).tolist():
-        _categories(X[:, column], max_bins, column)
+        _categories(X[:, column], max_bins, repr(names[column]) if len(names) else f"at index {column}")
 
 
-def _categories(column: Array, max_bins: int, number: int) -> Array:
+def _categories(column: Array, max_bins: int, name: str) -> Array:
     most = min(max_bins, MOST_CATEGORIES)
     found = np.unique(column[column >= 0].astype(np.float64))
     if len(found) > most:
         raise ValueError(
-            f"column {number} has {len(found)} categories, and with max_bins={max_bins} at most {most} are expected: "
-            "take it as a column of numbers, or join rare categories"
+            f"Categorical feature {name} is expected to have a cardinality <= {most} but actually has a cardinality of "
+            f"{len(found)}: take it as a column of numbers, or join rare categories"
         )
     return found

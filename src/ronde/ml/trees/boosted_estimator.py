@@ -11,22 +11,20 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from ronde.comqueue import iterate
-from ronde.ml.base import DistributedEstimator
-from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm, Sizes
+from ronde.ml.fitted_forms import ArrayForm, FittedForm, Sizes
 from ronde.ml.history import Progress
-from ronde.ml.tasks import can_lose_a_task, place_of
-from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory
-from ronde.ml.trees.bins import Bins, BinsForm, check_categories
+from ronde.ml.tasks import can_lose_a_task
+from ronde.ml.training_data import TrainingData, check_in_memory
+from ronde.ml.trees.bins import Bins
 from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
-from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
 from ronde.ml.trees.growing import TreeRules, check_row_count
 from ronde.ml.trees.lightgbm_text import lightgbm_model
 from ronde.ml.trees.losses import BoostingLoss
+from ronde.ml.trees.tree_estimator import READ_IN_PARTS, TreeEstimator
 from ronde.ml.trees.trees import (
     TreesForm,
     add_predictions,
@@ -44,7 +42,6 @@ Array = NDArray[Any]
 
 ROWS_OF_EARLY_STOPPING = 10_000  # of early_stopping="auto", as in scikit-learn
 STEPS_OF_CHECKPOINT = 10  # it contains the trees only
-READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
 
 @dataclass(frozen=True)
@@ -61,22 +58,17 @@ class HeldScoresForm:
         return None
 
 
-class GradientBoosting(DistributedEstimator):
+class GradientBoosting(TreeEstimator):
     """What the classifier and the regressor have in common.
 
     Attributes:
-        trees_: The nodes of all trees, a dict of arrays.
-        bins_: The bins of all columns, a dict of arrays.
         baseline_: The scores before the first tree.
-        seed_: Of random numbers; of warm starts that of the first fit.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **DistributedEstimator._parameter_constraints,
+        **TreeEstimator._parameter_constraints,
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left"), None],
-        "max_depth": [Interval(Integral, 1, None, closed="left"), None],
         "min_samples_leaf": [Interval(Integral, 1, None, closed="left")],
         "min_hessian_leaf": [Interval(Real, 0, None, closed="left")],
         "min_gain": [Interval(Real, 0, None, closed="left")],
@@ -84,32 +76,23 @@ class GradientBoosting(DistributedEstimator):
         "l2_regularization": [Interval(Real, 0, None, closed="left")],
         "max_features": [Interval(Real, 0, 1, closed="right")],
         "subsample": [Interval(Real, 0, 1, closed="right")],
-        "max_bins": [Interval(Integral, 2, 255, closed="both")],
-        "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
         "monotonic_cst": ["array-like", dict, None],
         "interaction_cst": [list, tuple, StrOptions({"pairwise", "no_interactions"}), None],
-        "warm_start": ["boolean"],
         "early_stopping": [StrOptions({"auto"}), "boolean"],
         "scoring": [StrOptions({"loss"})],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither"), None],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
-        "random_state": ["random_state"],
     }
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
-        **DistributedEstimator._fitted_forms,
-        "bins_": BinsForm(),
+        **TreeEstimator._fitted_forms,
         "baseline_": ArrayForm(("planes",), ("float64",), is_needed=True),
         "trees_": TreesForm("planes"),
-        "categories_": CategoriesForm(),
-        "seed_": NumberForm(),
         "train_score_": ArrayForm(("steps",), ("float64",)),
         "validation_score_": HeldScoresForm(),
     }
 
     loss: Any
-    trees_: dict[str, Array]
-    bins_: dict[str, Array]
     baseline_: Array
 
     @property
@@ -219,11 +202,6 @@ class GradientBoosting(DistributedEstimator):
         add_shap_values(self.trees_, bins, bins.of(X, threads), contributions, threads)
         return contributions[:, 0] if scores == 1 else contributions
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
     def _fit(
         self,
         data: TrainingData,
@@ -275,15 +253,6 @@ class GradientBoosting(DistributedEstimator):
         self._end_fit(progress, records)
         return self
 
-    @property
-    def _is_warm(self) -> bool:
-        return bool(self.warm_start) and hasattr(self, "trees_")
-
-    def _place(self, data: TrainingData) -> Any:
-        """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
-        place = place_of(self.on, data.size)
-        return "threads:1" if self.on is None and isinstance(place, str) else place
-
     def _do_early_stopping(self, num_rows: int) -> bool:
         return num_rows > ROWS_OF_EARLY_STOPPING if self.early_stopping == "auto" else self.early_stopping
 
@@ -305,9 +274,7 @@ class GradientBoosting(DistributedEstimator):
         )
         if tree.monotone is not None and loss.score_count > 1:
             raise ValueError("monotonic constraints are not supported for multiclass classification.")
-        is_categorical = self._is_categorical(data.num_features, categories)
-        if isinstance(data.rows, Mapping):
-            check_categories(data.rows["X"], self.max_bins, is_categorical)
+        is_categorical = self._is_categorical(data, categories)
         if tree.monotone is not None and (is_categorical & (tree.monotone != 0)).any():
             raise ValueError("Categorical features cannot have monotonic constraints.")
         return BoostingRules(
@@ -330,14 +297,6 @@ class GradientBoosting(DistributedEstimator):
         scores = getattr(self, name, ()) if self._is_warm else ()
         return tuple((-np.asarray(scores, float)[:-1][-self.n_iter_no_change :]).tolist())
 
-    def _seed(self) -> int:
-        """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""
-        if self._is_warm and hasattr(self, "seed_"):
-            return int(self.seed_)
-        if self.random_state is None:
-            return 0
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-
     def _monotone(self, columns: int) -> Array | None:
         if self.monotonic_cst is None:
             return None
@@ -352,7 +311,7 @@ class GradientBoosting(DistributedEstimator):
             given = np.asarray(self.monotonic_cst)
             if given.shape != (columns,):
                 raise ValueError(
-                    f"monotonic_cst has shape {given.shape}, but the input data X has {columns} features."
+                    f"monotonic_cst has shape {given.shape} but the input data X has {columns} features."
                 )
             if not np.isin(given, (-1, 0, 1)).all():
                 raise ValueError("monotonic_cst must be an array-like of -1, 0 or 1")
@@ -380,59 +339,6 @@ class GradientBoosting(DistributedEstimator):
                 f"interaction_cst has {names!r}: expected a list of columns for each group, such as [[0, 1], [2]]"
             )
         return sorted(set(self._numbers_of(list(names), "interaction_cst")))
-
-    def _encoded(self, X: Any) -> tuple[Any, dict[str, Array]]:
-        """Return a data frame with numbers in place of categories, and these; anything else as it is, and none.
-
-        A warm start has the categories of the earlier fit; others count as missing values.
-        """
-        if self._is_warm:
-            categories = getattr(self, "categories_", {})
-        elif self.categorical_features is None:
-            categories = {}
-        else:
-            named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
-            categories = categories_of(X, named)
-        return with_numbers(X, categories), categories
-
-    def _is_categorical(self, columns: int, categories: Mapping[str, Array]) -> Array:
-        chosen = np.zeros(columns, np.uint8)
-        chosen[self._numbers_of(list(categories), "categorical_features")] = 1
-        if self.categorical_features is None or isinstance(self.categorical_features, str):
-            return chosen
-        given = np.asarray(self.categorical_features)
-        if given.size and given.dtype.kind not in "biuUO":
-            raise ValueError(
-                "categorical_features must be an array-like of bool, int or str, got: "
-                f"{', '.join(sorted({type(each).__name__ for each in given.tolist()}))}."
-            )
-        if given.dtype == bool:
-            if given.shape != (columns,):
-                raise ValueError(
-                    "categorical_features set as a boolean mask must have shape (n_features,), which is "
-                    f"({columns},), got: {given.shape}"
-                )
-            chosen[given] = 1
-        elif given.size:
-            chosen[self._numbers_of(given.tolist(), "categorical_features")] = 1
-        return chosen
-
-    def _numbers_of(self, names: list[Any], parameter: str) -> list[int]:
-        """Return the numbers of columns that are given by number or name. Raises ValueError."""
-        known, known_count = list(getattr(self, "feature_names_in_", ())), self.n_features_in_
-        numbers = []
-        for name in names:
-            if isinstance(name, str) and name in known:
-                numbers.append(known.index(name))
-            elif isinstance(name, Integral) and not isinstance(name, bool) and 0 <= int(name) < known_count:
-                numbers.append(int(name))
-            else:
-                raise ValueError(
-                    f"{parameter} set as integer indices must be in [0, n_features - 1], or be names of columns, and "
-                    f"it has {name!r}: expected a number below {self.n_features_in_}"
-                    f"{', or one of ' + ', '.join(known) if known else ''}"
-                )
-        return numbers
 
     def _start(self, loss: BoostingLoss, data: TrainingData) -> dict[str, Any]:
         """Return the state of a warm start. Raises ValueError if the earlier fit had another number of scores."""
@@ -488,11 +394,6 @@ class GradientBoosting(DistributedEstimator):
             some = some_trees(self.trees_, begin, min(count, begin + at_once))
             add_predictions(some, bins, binned, scores, threads)
             yield scores
-
-    def _checked_rows(self, X: Any) -> Array:
-        X = with_numbers(X, getattr(self, "categories_", {}))
-        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
-        return np.asarray(X)
 
     def _checked_scores(self, X: Any) -> Array:
         check_is_fitted(self)

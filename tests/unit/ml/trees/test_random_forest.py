@@ -182,7 +182,7 @@ def test_the_scale_of_the_targets_does_not_matter(factor: float) -> None:
         ({"bootstrap": False, "max_samples": 5}, "`max_samples` cannot be set"),
         ({"max_samples": 999}, "must be <= n_samples=300"),
         ({"categorical_features": [7]}, "has 7: expected a number below 5"),
-        ({"categorical_features": [True]}, "a mask of shape"),
+        ({"categorical_features": [True]}, "as a boolean mask must have shape"),
     ],
 )
 def test_wrong_arguments(params: dict[str, Any], message: str) -> None:
