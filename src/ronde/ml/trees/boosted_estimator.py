@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import check_scoring
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
@@ -20,7 +22,7 @@ from ronde.ml.history import Progress
 from ronde.ml.tasks import can_lose_a_task
 from ronde.ml.training_data import TrainingData, check_in_memory
 from ronde.ml.trees.bins import Bins
-from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
+from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state, record_of
 from ronde.ml.trees.growing import TreeRules, check_row_count
 from ronde.ml.trees.lightgbm_text import lightgbm_model
 from ronde.ml.trees.losses import BoostingLoss
@@ -34,6 +36,7 @@ from ronde.ml.trees.trees import (
     split_trees,
     thread_count,
 )
+from ronde.ml.trees.validation import GivenRows, Scoring, given_rows
 from ronde.ml.trees.xgboost_json import xgboost_model
 
 __all__ = ["GradientBoosting"]
@@ -79,7 +82,7 @@ class GradientBoosting(TreeEstimator):
         "monotonic_cst": ["array-like", dict, None],
         "interaction_cst": [list, tuple, StrOptions({"pairwise", "no_interactions"}), None],
         "early_stopping": [StrOptions({"auto"}), "boolean"],
-        "scoring": [StrOptions({"loss"})],
+        "scoring": [str, callable, None],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither"), None],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
@@ -196,8 +199,9 @@ class GradientBoosting(TreeEstimator):
         check_is_fitted(self)
         check_in_memory(X, f"shap_values of {type(self).__name__}", READ_IN_PARTS)
         X, bins, scores = self._checked_rows(X), Bins(**self.bins_), len(self.baseline_)
-        threads = thread_count(len(X) * len(self.trees_["column"]))
-        contributions = np.zeros((len(X), scores, bins.num_columns + 1))
+        rows = X.shape[0]
+        threads = thread_count(rows * len(self.trees_["column"]))
+        contributions = np.zeros((rows, scores, bins.num_columns + 1))
         contributions[:, :, -1] = self.baseline_
         add_shap_values(self.trees_, bins, bins.of(X, threads), contributions, threads)
         return contributions[:, 0] if scores == 1 else contributions
@@ -208,15 +212,17 @@ class GradientBoosting(TreeEstimator):
         loss: BoostingLoss,
         categories: dict[str, Array],
         others: Mapping[str, Any],
+        given: GivenRows | None = None,
     ) -> Self:
-        """Grow the trees. `categories`: of data frames; `others`: fitted attributes that are known before."""
+        """Grow the trees.
+
+        `categories`: of data frames; `others`: fitted attributes that are known before; `given`: rows of validation.
+        """
         data.require_weight()
         check_row_count(data.num_rows)
         is_warm = self._is_warm
-        rules = self._rules(data, loss, categories)
-        others = {**others, "seed_": rules.seed}
-        if categories:
-            others["categories_"] = categories
+        others = {**others, "seed_": self._seed(), **({"categories_": categories} if categories else {})}
+        rules = self._rules(data, loss, categories, given, others)
         state = self._start(loss, data) if is_warm else first_state()
         max_iter = self.max_iter - (self.n_iter_ if is_warm else 0)
         if max_iter < 0:
@@ -241,25 +247,60 @@ class GradientBoosting(TreeEstimator):
             for name, value in self._attributes(result, others).items():
                 setattr(self, name, value)
             first = len(records)
-            for number, loss_of_step in enumerate(result.losses[1:]):
-                record = {"step": first + number + 1, "loss": loss_of_step}
-                if result.held_losses:
-                    record["validation_loss"] = result.held_losses[1 + number]
-                records.append(record)
-        if any(
-            "validation_loss" in record for record in records
-        ):  # not in all, if a warm start has changed it
-            records = [{"validation_loss": np.nan, **record} for record in records]
+            for number in range(1, len(result.losses)):
+                records.append({"step": first + number, **record_of(result, number)})
+        names = dict.fromkeys(
+            name for record in records for name in record
+        )  # a warm start may have changed them
+        records = [{**dict.fromkeys(names, np.nan), **record} for record in records]
         self._end_fit(progress, records)
         return self
+
+    def _given_rows(
+        self,
+        X: Any,
+        y: Any,
+        weights: Any,
+        categories: dict[str, Array],
+        targets_of: Callable[[Array], Array],
+    ) -> GivenRows | None:
+        """Return the rows of the arguments X_val, y_val and sample_weight_val of `fit`; None: there are none.
+
+        `targets_of`: returns y as float64. Raises ValueError.
+        """
+
+        def checked_rows(X: Any) -> Any:
+            check_in_memory(X, f"X_val of {type(self).__name__}", READ_IN_PARTS)
+            return self._checked_rows(X, categories)
+
+        return given_rows(self, checked_rows, (X, y, weights), targets_of)
 
     def _do_early_stopping(self, num_rows: int) -> bool:
         return num_rows > ROWS_OF_EARLY_STOPPING if self.early_stopping == "auto" else self.early_stopping
 
+    def _scoring(self, data: TrainingData, others: Mapping[str, Any]) -> Scoring | None:
+        """Return what judges the steps in the place of the loss. `others`: as of `_fit`."""
+        if isinstance(self.scoring, str) and self.scoring == "loss":
+            return None
+        if not isinstance(data.rows, Mapping):
+            raise ValueError(
+                f'scoring={self.scoring!r} needs rows in memory, and X is a source of rows: scoring="loss" does not'
+            )
+        check_scoring(self, scoring=self.scoring)  # before tasks start
+        model = type(self)(**{**self.get_params(deep=False), "on": None, "verbose": 0})
+        for name, value in {**others, "n_features_in_": data.num_features}.items():
+            setattr(model, name, value)
+        return Scoring(model, self.scoring, partial(attributes_of, others=others))
+
     def _rules(
-        self, data: TrainingData, loss: BoostingLoss, categories: Mapping[str, Array]
+        self,
+        data: TrainingData,
+        loss: BoostingLoss,
+        categories: Mapping[str, Array],
+        given: GivenRows | None,
+        others: Mapping[str, Any],
     ) -> BoostingRules:
-        stops = self._do_early_stopping(data.num_rows)
+        stops = given is not None or self._do_early_stopping(data.num_rows)
         tree = TreeRules(
             max_leaves=self.max_leaf_nodes,
             max_depth=self.max_depth,
@@ -283,17 +324,24 @@ class GradientBoosting(TreeEstimator):
             float(self.learning_rate),
             self.max_bins,
             is_categorical,
-            held_fraction=self.validation_fraction if stops and self.validation_fraction else 0.0,
+            held_fraction=self.validation_fraction
+            if stops and self.validation_fraction and given is None
+            else 0.0,
             patience=self.n_iter_no_change if stops else 0,
             tol=float(self.tol),
-            earlier_losses=self._earlier_losses() if stops else (),
+            earlier_losses=self._earlier_losses(given is not None) if stops else (),
             row_fraction=float(self.subsample),
-            seed=self._seed(),
+            seed=others["seed_"],
+            given=given,
+            scoring=self._scoring(data, others) if stops else None,
         )
 
-    def _earlier_losses(self) -> tuple[float, ...]:
-        """Return the losses by which a warm start may end, without the last one: it is also the first of this fit."""
-        name = "validation_score_" if self.validation_fraction else "train_score_"
+    def _earlier_losses(self, has_given: bool) -> tuple[float, ...]:
+        """Return the losses by which a warm start may end, without the last one: it is also the first of this fit.
+
+        `has_given`: whether rows of the validation are given.
+        """
+        name = "validation_score_" if self.validation_fraction or has_given else "train_score_"
         scores = getattr(self, name, ()) if self._is_warm else ()
         return tuple((-np.asarray(scores, float)[:-1][-self.n_iter_no_change :]).tolist())
 
@@ -353,6 +401,9 @@ class GradientBoosting(TreeEstimator):
         """Return the fitted attributes for a state."""
         count, continues = len(state.baseline), self._continues(state)
         losses = {"train_score_": state.losses, "validation_score_": state.held_losses}
+        if state.scores:
+            scores = {"train_score_": state.scores, "validation_score_": state.held_scores}
+            losses = {name: [-score for score in of_steps] for name, of_steps in scores.items()}
         return {
             **others,
             "bins_": state.bins,
@@ -385,9 +436,9 @@ class GradientBoosting(TreeEstimator):
         """Yield the scores after each so many trees. The same array each time."""
         bins, count = Bins(**self.bins_), len(self.trees_["scores"])
         X = self._checked_rows(X)
-        threads = thread_count(len(X) * min(at_once, count))
+        threads = thread_count(X.shape[0] * min(at_once, count))
         binned = bins.of(X, threads)
-        scores = np.tile(self.baseline_, (len(X), 1))
+        scores = np.tile(self.baseline_, (X.shape[0], 1))
         if not count:
             yield scores
         for begin in range(0, count, at_once):
@@ -399,6 +450,11 @@ class GradientBoosting(TreeEstimator):
         check_is_fitted(self)
         check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
         return self._scores(X)
+
+
+def attributes_of(model: GradientBoosting, state: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fitted attributes of a model for a state. `others`: as of `GradientBoosting._fit`."""
+    return model._attributes(state, others)
 
 
 class BoostingProgress:

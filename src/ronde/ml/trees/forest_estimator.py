@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -22,7 +22,7 @@ from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm
 from ronde.ml.history import History, Progress
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
 from ronde.ml.tasks import can_lose_a_task
-from ronde.ml.training_data import TrainingData, check_in_memory, training_data
+from ronde.ml.training_data import TrainingData, check_in_memory
 from ronde.ml.trees.bins import Bins
 from ronde.ml.trees.forests import ForestRules, ForestStep, check_forest_rows, first_forest_state
 from ronde.ml.trees.tree_estimator import READ_IN_PARTS, TreeEstimator
@@ -90,7 +90,7 @@ class Forest(TreeEstimator):
         ],
         "min_impurity_decrease": [Interval(Real, 0.0, None, closed="left")],
         "bootstrap": ["boolean"],
-        "oob_score": ["boolean"],
+        "oob_score": ["boolean", callable],
         "max_samples": [
             None,
             Interval(RealNotInt, 0.0, 1.0, closed="right"),
@@ -146,7 +146,11 @@ class Forest(TreeEstimator):
         rules = self._rules(data, class_count, categories, earlier)
         others = {**others, "seed_": rules.seed, **({"categories_": categories} if categories else {})}
         progress = self._progress(STEPS_OF_FIT, data.for_callbacks)
-        if earlier < rules.num_trees:
+        if earlier == rules.num_trees:
+            warnings.warn(
+                "Warm-start fitting without increasing n_estimators does not fit new trees.", stacklevel=4
+            )
+        if earlier < rules.num_trees or (rules.has_oob and not hasattr(self, "oob_score_")):
             state = self._grown(data, rules, is_warm, progress, others)
             for name in ("categories_", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
@@ -154,10 +158,6 @@ class Forest(TreeEstimator):
                 setattr(self, name, value)
             if state.oob is not None:
                 self._set_oob(state.oob, data)
-        else:
-            warnings.warn(
-                "Warm-start fitting without increasing n_estimators does not fit new trees.", stacklevel=4
-            )
         progress.end()
         return self
 
@@ -217,6 +217,9 @@ class Forest(TreeEstimator):
 
     def _score_of(self, y: Array, means: Array) -> float:
         raise NotImplementedError
+
+    def _oob_function(self, default: Callable[..., Any]) -> Callable[..., Any]:
+        return self.oob_score if callable(self.oob_score) else default
 
     def _rules(
         self, data: TrainingData, class_count: int, categories: Mapping[str, Array], earlier: int
@@ -278,8 +281,8 @@ class Forest(TreeEstimator):
         check_is_fitted(self)
         check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
         X, bins = self._checked_rows(X), Bins(**self.bins_)
-        threads = thread_count(len(X) * len(self.trees_["scores"]))
-        return bins, bins.of(X, threads), len(X), threads
+        threads = thread_count(X.shape[0] * len(self.trees_["scores"]))
+        return bins, bins.of(X, threads), X.shape[0], threads
 
     def _means(self, X: Any) -> Array:
         """Return the means of the leaves of all trees, float64 of shape (rows, values)."""
@@ -348,8 +351,7 @@ class ForestOfClasses(ClassifierMixin, Forest):
             ValueError: The arguments do not fit together, or y has only one class.
             RemoteError: A task failed.
         """
-        encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, are_classes=True)
+        data, categories = self._data(X, y, sample_weight, are_classes=True)
         data, classes = with_class_numbers(data, self.class_weight)
         return self._fit(data, len(classes), categories, {"classes_": classes})
 
@@ -396,7 +398,7 @@ class ForestOfClasses(ClassifierMixin, Forest):
         self.oob_decision_function_ = means
 
     def _score_of(self, y: Array, means: Array) -> float:
-        return float(accuracy_score(y, means.argmax(axis=1)))
+        return float(self._oob_function(accuracy_score)(y, means.argmax(axis=1)))
 
 
 class ForestOfNumbers(RegressorMixin, Forest):
@@ -425,8 +427,7 @@ class ForestOfNumbers(RegressorMixin, Forest):
             ValueError: The arguments do not fit together.
             RemoteError: A task failed.
         """
-        encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True)
+        data, categories = self._data(X, y, sample_weight, y_numeric=True)
         return self._fit(data.mapped(float_targets), 0, categories, {})
 
     def predict(self, X: Any) -> Array:
@@ -446,4 +447,4 @@ class ForestOfNumbers(RegressorMixin, Forest):
         self.oob_prediction_ = means[:, 0]
 
     def _score_of(self, y: Array, means: Array) -> float:
-        return float(r2_score(y, means[:, 0]))
+        return float(self._oob_function(r2_score)(y, means[:, 0]))

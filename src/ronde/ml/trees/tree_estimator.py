@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import is_classifier
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import validate_data
@@ -15,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from ronde.ml.base import DistributedEstimator
 from ronde.ml.fitted_forms import FittedForm, NumberForm
 from ronde.ml.tasks import place_of
-from ronde.ml.training_data import FLOATS, TrainingData
+from ronde.ml.training_data import FLOATS, TrainingData, training_data
 from ronde.ml.trees.bins import BinsForm, check_categories
 from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
 
@@ -62,6 +63,7 @@ class TreeEstimator(DistributedEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = True
         return tags
 
     @property
@@ -94,6 +96,27 @@ class TreeEstimator(DistributedEstimator):
             named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
             categories = categories_of(X, named)
         return with_numbers(X, categories), categories
+
+    def _data(
+        self, X: Any, y: Any, sample_weight: Any, **options: Any
+    ) -> tuple[TrainingData, dict[str, Array]]:
+        """Return the arguments of `fit` as data, and the categories of a data frame. `options`: of `training_data`.
+
+        Raises ValueError.
+        """
+        shape = getattr(y, "shape", ())
+        if len(shape) == 2 and shape[1] > 1:
+            name = type(self).__name__
+            each = "MultiOutputClassifier" if is_classifier(self) else "MultiOutputRegressor"
+            raise ValueError(
+                f"y should be a 1d array, got an array of shape {shape} instead: {name} has one output, so fit a model "
+                f"for each, by sklearn.multioutput.{each}({name}())"
+            )
+        encoded, categories = self._encoded(X)
+        data = training_data(
+            self, encoded, y, sample_weight, ensure_all_finite=False, accept_sparse="csr", **options
+        )
+        return data, categories
 
     def _is_categorical(self, data: TrainingData, categories: Mapping[str, Array]) -> Array:
         """Return which columns are categories, uint8. `categories`: those of a data frame by name.
@@ -151,4 +174,6 @@ class TreeEstimator(DistributedEstimator):
         """
         known = getattr(self, "categories_", {}) if categories is None else categories
         X = with_numbers(X, known)
-        return validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
+        return validate_data(
+            self, X, dtype=FLOATS, order="C", ensure_all_finite=False, accept_sparse="csr", reset=False
+        )

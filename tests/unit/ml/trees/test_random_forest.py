@@ -175,6 +175,19 @@ def test_the_scale_of_the_targets_does_not_matter(factor: float) -> None:
     np.testing.assert_allclose(scaled / factor, RandomForestRegressor(3).fit(X, Y).predict(X), rtol=1e-6)
 
 
+def test_a_function_scores_rows_out_of_bag_and_a_warm_start_adds_the_score() -> None:
+    model = fitted(RandomForestClassifier, n_estimators=30, warm_start=True)
+    with pytest.warns(UserWarning, match="does not fit new trees"):
+        model.set_params(oob_score=lambda y, found: 100 * (y == found).mean()).fit(X, CLASSES)
+    other = fitted(RandomForestClassifier, n_estimators=30, oob_score=True)
+    assert model.oob_score_ == pytest.approx(100 * other.oob_score_)
+
+
+def test_several_outputs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"sklearn\.multioutput\.MultiOutputRegressor\(RandomForestRegressor"):
+        RandomForestRegressor().fit(X, X[:, :2])
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
