@@ -184,7 +184,9 @@ def test_a_function_scores_rows_out_of_bag_and_a_warm_start_adds_the_score() -> 
 
 
 def test_several_outputs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"sklearn\.multioutput\.MultiOutputRegressor\(RandomForestRegressor"):
+    with pytest.raises(
+        ValueError, match=r"sklearn\.multioutput\.MultiOutputRegressor\(RandomForestRegressor"
+    ):
         RandomForestRegressor().fit(X, X[:, :2])
 
 
