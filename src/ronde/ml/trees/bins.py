@@ -157,24 +157,27 @@ def sample_size(num_columns: int) -> int:
     return min(MOST_SAMPLED, max(LEAST_SAMPLED, MOST_SAMPLED_NUMBERS // num_columns))
 
 
-def find_bins(sample: Any, weights: Array | None, max_bins: int, is_categorical: Array) -> Bins:
+def find_bins(
+    sample: Any, weights: Array | None, max_bins: int, is_categorical: Array, by_range: float = 0.0
+) -> Bins:
     """Return the bins for rows of which these are a sample.
 
     `sample`: shape (rows, columns), an array or CSR. `weights`: of the rows, above 0; None: 1 each. `max_bins`: of a
-    column, at most 255. Raises ValueError if a column has more categories than that.
+    column, at most 255. `by_range`: which part of the bins of numbers have equal ranges; the others have as many rows.
+    Raises ValueError if a column has more categories than that.
     """
     columns = _columns_of(sample)
     values = [
         _categories(columns(number), max_bins, f"at index {number}")
         if is_categorical[number]
-        else _borders(columns(number), weights, max_bins)
+        else _borders(columns(number), weights, max_bins, by_range)
         for number in range(sample.shape[1])
     ]
     starts = np.cumsum([0, *map(len, values)], dtype=np.int64)
     return Bins(np.concatenate(values), starts, is_categorical.astype(np.uint8))
 
 
-def _borders(column: Array, weights: Array | None, max_bins: int) -> Array:
+def _borders(column: Array, weights: Array | None, max_bins: int, by_range: float) -> Array:
     """Return the largest value of each bin but the last: between all values, or at quantiles if there are too many."""
     is_there = ~np.isnan(column)
     numbers, weights = column[is_there], weights if weights is None else weights[is_there]
@@ -190,6 +193,10 @@ def _borders(column: Array, weights: Array | None, max_bins: int) -> Array:
     kept = np.arange(len(values) - 1)
     if len(values) > max_bins:
         below = ends + 1.0 if weights is None else np.cumsum(weights)[ends]
+        with np.errstate(over="ignore", invalid="ignore"):
+            span = values[-1] - values[0]
+        if by_range and np.isfinite(span):
+            below = (1 - by_range) * below / below[-1] + by_range * (values - values[0]) / span
         kept = np.searchsorted(below, below[-1] * np.arange(1, max_bins) / max_bins)
         kept = np.unique(np.minimum(kept, len(values) - 2))
     with np.errstate(invalid="ignore"):

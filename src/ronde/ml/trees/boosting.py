@@ -428,18 +428,18 @@ class BoostingStep:
 
 
 def read_rows(
-    c: IterationStep, max_bins: int, is_categorical: Array, seed: int
+    c: IterationStep, max_bins: int, is_categorical: Array, seed: int, by_range: float = 0.0
 ) -> tuple[BinnedTask, Array, Array]:
     """Return the rows of this task, their targets as float64, and where its blocks begin and the last one ends.
 
-    Sets `c.state.bins` unless there are bins. Raises ValueError as `find_bins` does.
+    `by_range`: as of `find_bins`. Sets `c.state.bins` unless there are bins. Raises ValueError as `find_bins` does.
     """
     numbers, columns = c.row_range, len(is_categorical)
     cores = thread_count(len(numbers) * columns)
     threads = max(1, cores // c.tasks_here)
     if c.state.bins is None:
         sample, weights = _sample(c, sample_size(columns), seed)
-        c.state.bins = find_bins(sample, weights, max_bins, is_categorical).plain
+        c.state.bins = find_bins(sample, weights, max_bins, is_categorical, by_range).plain
     bins = Bins(**c.state.bins)
     if c.is_streamed:
         binned, y, weight, ends = _streamed_rows(c, bins, threads)

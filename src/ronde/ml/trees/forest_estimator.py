@@ -337,6 +337,12 @@ class ForestOfClasses(ClassifierMixin, Forest):
 
     classes_: Array
 
+    @property
+    def n_classes_(self) -> int:
+        """How many classes there are."""
+        check_is_fitted(self)
+        return len(self.classes_)
+
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model; return it.

@@ -35,6 +35,8 @@ MOST_DEPTH = 1 << 40  # of a tree without a limit
 MOST_DRAWS = 16  # of a row for a tree, with 1 to spare (cpp/trees/forest.cc)
 MOST_REPEATS = 64  # a weight that is a whole number up to this one stands for that many rows
 WORK_OF_A_ROW = 16  # in a tree, relative to a step of a row down a tree
+# Of extra trees, whose borders are drawn from the range of values: bins of equal numbers of rows are wide at both ends.
+BINS_BY_RANGE = 0.5
 NATIVE_NODES = ("column", "bin", "left", "missing_left", "categories", "value", "gain", "count")
 
 
@@ -168,7 +170,8 @@ class ForestStep:
 
     def _begin(self, c: IterationStep) -> ForestTask:
         rules = self._rules
-        own, y, _ = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed)
+        by_range = BINS_BY_RANGE if rules.is_extra_random else 0.0
+        own, y, _ = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed, by_range)
         parts = c.gather((_as_columns(own.binned, len(y), own.bins.num_columns), y, own.weights))
         columns = np.concatenate([part for part, _, _ in parts], axis=1).reshape(-1)
         all_y = np.concatenate([part for _, part, _ in parts])

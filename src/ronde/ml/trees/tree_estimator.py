@@ -104,7 +104,7 @@ class TreeEstimator(DistributedEstimator):
 
         Raises ValueError.
         """
-        shape = getattr(y, "shape", ())
+        shape: Any = getattr(y, "shape", ())
         if len(shape) == 2 and shape[1] > 1:
             name = type(self).__name__
             each = "MultiOutputClassifier" if is_classifier(self) else "MultiOutputRegressor"
