@@ -240,7 +240,7 @@ class GradientBoosting(TreeEstimator):
                 state=state,
                 max_iter=max_iter,
                 on=place,
-                rows_per_block=data.rows_per_block,
+                rows_per_block=self._rows_per_block(data),
                 checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             ).state
             self.__dict__.pop("categories_", None)

@@ -183,7 +183,7 @@ class Forest(TreeEstimator):
             state=state,
             max_iter=rules.num_trees,
             on=place,
-            rows_per_block=data.rows_per_block,
+            rows_per_block=self._rows_per_block(data),
             checkpoint_every=1 if can_lose_a_task(place) else None,
         ).state
         first = len(state["trees"])

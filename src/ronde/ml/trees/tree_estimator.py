@@ -16,7 +16,7 @@ from sklearn.utils.validation import validate_data
 from ronde.ml.base import DistributedEstimator
 from ronde.ml.fitted_forms import FittedForm, NumberForm
 from ronde.ml.tasks import place_of
-from ronde.ml.training_data import FLOATS, TrainingData, training_data
+from ronde.ml.training_data import FLOATS, TrainingData, least_rows_of_block, training_data
 from ronde.ml.trees.bins import BinsForm, check_categories
 from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
 
@@ -72,8 +72,12 @@ class TreeEstimator(DistributedEstimator):
 
     def _place(self, data: TrainingData) -> Any:
         """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
-        place = place_of(self.on, data.size)
+        place = place_of(self.on, data.num_rows * data.num_features)
         return "threads:1" if self.on is None and isinstance(place, str) else place
+
+    def _rows_per_block(self, data: TrainingData) -> int:
+        """Return how many rows a row block has at least: of sparse rows as many as of the same rows in an array."""
+        return least_rows_of_block(data.num_rows, data.num_rows * data.num_features)
 
     def _seed(self) -> int:
         """Return the seed of a fit: of a warm start that of the first one, so that the same rows are drawn."""

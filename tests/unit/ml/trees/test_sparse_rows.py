@@ -40,6 +40,7 @@ def test_sparse_rows_give_the_same_bits(
     dense, sparse = pair(kind, tasks, form, weights)
     for name in dense.trees_:
         assert dense.trees_[name].tobytes() == sparse.trees_[name].tobytes()
+    assert list(sparse.history_) == list(dense.history_)
     assert sparse.predict(form(SPARSE)).tobytes() == dense.predict(DENSE).tobytes()
     if kind is GradientBoostingClassifier:
         assert sparse.shap_values(SPARSE[:9]).tobytes() == dense.shap_values(DENSE[:9]).tobytes()
