@@ -330,7 +330,7 @@ class ForestOfClasses(ClassifierMixin, Forest):
         "class_weight": [dict, StrOptions({"balanced"}), None],
     }
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
-        "classes_": ForestClassesForm(),  # before the trees, which are compared with them
+        "classes_": ForestClassesForm(least=1),  # before the trees, which are compared with them
         **Forest._fitted_forms,
         "oob_decision_function_": ArrayForm(("rows", "values"), ("float64",)),
     }
@@ -354,11 +354,11 @@ class ForestOfClasses(ClassifierMixin, Forest):
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
-            ValueError: The arguments do not fit together, or y has only one class.
+            ValueError: The arguments do not fit together.
             RemoteError: A task failed.
         """
         data, categories = self._data(X, y, sample_weight, are_classes=True)
-        data, classes = with_class_numbers(data, self.class_weight)
+        data, classes = with_class_numbers(data, self.class_weight, takes_one=True)
         return self._fit(data, len(classes), categories, {"classes_": classes})
 
     def predict_proba(self, X: Any) -> Array:

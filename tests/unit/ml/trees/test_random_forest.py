@@ -183,6 +183,13 @@ def test_a_function_scores_rows_out_of_bag_and_a_warm_start_adds_the_score() -> 
     assert model.oob_score_ == pytest.approx(100 * other.oob_score_)
 
 
+def test_all_rows_may_be_of_one_class(tmp_path: Path) -> None:
+    model = ExtraTreesClassifier(3).fit(X, np.full(300, "one"))
+    model.save(tmp_path / "model")
+    assert ronde.ml.load(tmp_path / "model").predict(X[:2]).tolist() == ["one", "one"]
+    assert model.predict_proba(X).tolist() == [[1.0]] * 300
+
+
 def test_several_outputs_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"sklearn\.multioutput\.MultiOutputRegressor\(RandomForestRegressor"
