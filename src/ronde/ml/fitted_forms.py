@@ -122,13 +122,17 @@ class KindForm:
 
 @dataclass(frozen=True)
 class ClassesForm:
-    """The classes. They say how many rows the coefficients have, the axis "planes": 1 for two classes."""
+    """The classes. They say how many rows the coefficients have, the axis "planes": 1 for two classes.
+
+    `least`: how many classes there are at least.
+    """
 
     is_needed: bool = True
+    least: int = 2
 
     def problem(self, value: Any, sizes: Sizes) -> str | None:
-        if not isinstance(value, np.ndarray) or value.ndim != 1 or len(value) < 2:
-            return f"is {_described(value)}: expected an array of at least two classes"
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or len(value) < self.least:
+            return f"is {_described(value)}: expected an array of at least {self.least} classes"
         sizes["planes"] = 1 if len(value) == 2 else len(value)
         return None
 

@@ -40,6 +40,7 @@ __all__ = [
     "check_features",
     "check_in_memory",
     "is_cluster_frame",
+    "least_rows_of_block",
     "training_data",
 ]
 
@@ -87,7 +88,7 @@ class TrainingData:
     @property
     def rows_per_block(self) -> int:
         """How many rows a row block has at least, for `iterate`. It does not depend on the tasks."""
-        return max(1, min(MOST_LEAST_ROWS, NUMBERS_OF_BLOCK * self.num_rows // max(1, self.size)))
+        return least_rows_of_block(self.num_rows, self.size)
 
     def rows_at(self, place: Any) -> Any:
         """Return `data` of `iterate` for tasks at a place. Threads of this process share the rows."""
@@ -118,6 +119,11 @@ class TrainingData:
         if isinstance(self.rows, Mapping):
             return replace(self, rows=function(dict(self.rows)))
         return replace(self, rows=mapped_rows(self.rows, function))
+
+
+def least_rows_of_block(num_rows: int, size: int) -> int:
+    """Return how many rows a row block has at least. `size`: how many numbers a step reads."""
+    return max(1, min(MOST_LEAST_ROWS, NUMBERS_OF_BLOCK * num_rows // max(1, size)))
 
 
 def training_data(

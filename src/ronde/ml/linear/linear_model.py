@@ -268,12 +268,18 @@ def regression_weights(
     }
 
 
-def with_class_numbers(data: TrainingData, class_weight: Any) -> tuple[TrainingData, Array]:
+def with_class_numbers(
+    data: TrainingData, class_weight: Any, takes_one: bool = False
+) -> tuple[TrainingData, Array]:
     """Return the data with numbers of classes as targets and weights by class, and the classes.
 
-    Raises ValueError if there are fewer than two, or class_weight names others.
+    `takes_one`: whether all rows may be of one class. Raises ValueError if there are too few, or class_weight names
+    others.
     """
-    classes, sums = _at_least_two_classes(data)
+    if takes_one and data.class_weights is not None:
+        classes, sums = data.class_weights
+    else:
+        classes, sums = _at_least_two_classes(data)
     factors = None if class_weight is None else _class_factors(class_weight, (classes, sums))
     data = data.mapped(_ClassNumbers(classes, factors))
     return replace(data, total_weight=float(sums.sum() if factors is None else factors @ sums)), classes

@@ -5,7 +5,7 @@ The borders come from a sample of the rows, chosen by seed and row number: the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ronde._native import tree_bin_rows
 from ronde.ml.fitted_forms import Sizes
+from ronde.ml.source_data import is_sparse
 
 __all__ = ["Bins", "BinsForm", "check_categories", "find_bins", "hashed_rows", "sample_size"]
 
@@ -23,6 +24,7 @@ WIDEST_GROUP = 16  # columns, as in cpp/trees/binned_rows.h
 MOST_SAMPLED = 200_000  # rows
 MOST_SAMPLED_NUMBERS = 1 << 26
 MOST_CATEGORIES = 254
+NUMBERS_AT_ONCE = 1 << 20  # of sparse rows that are dense for a moment
 LEAST_SAMPLED = 10_000  # rows, of however many columns
 
 
@@ -46,15 +48,25 @@ class Bins:
         """How many columns there are."""
         return len(self.is_categorical)
 
-    def of(self, X: Array, threads: int = 1) -> Array:
+    def of(self, X: Any, threads: int = 1) -> Array:
         """Return the bins of rows, uint8, in the layout of cpp/trees/binned_rows.h.
 
-        `X`: shape (rows, columns), float64 or float32; NaN is a missing value.
+        `X`: shape (rows, columns), float64 or float32, or CSR; NaN is a missing value.
         """
+        if is_sparse(X):
+            return self._of_sparse(X, threads)
         X = np.ascontiguousarray(X)
         groups, width = _groups_of(self.num_columns)
         binned = np.empty(groups * width * len(X), np.uint8)
         tree_bin_rows(X, *self.arrays, binned, threads)
+        return binned
+
+    def _of_sparse(self, X: Any, threads: int) -> Array:
+        """Return `of` of CSR: some rows at a time, so that there is no dense copy of all."""
+        count = X.shape[0]
+        binned, at_once = self.empty(count), max(1, NUMBERS_AT_ONCE // max(1, self.num_columns))
+        for begin in range(0, count, at_once):
+            self.put(X[begin : begin + at_once].toarray(), binned, begin, threads)
         return binned
 
     def empty(self, num_rows: int) -> Array:
@@ -62,11 +74,11 @@ class Bins:
         groups, width = _groups_of(self.num_columns)
         return np.empty(groups * width * num_rows, np.uint8)
 
-    def put(self, X: Array, binned: Array, first: int, threads: int = 1) -> None:
+    def put(self, X: Any, binned: Array, first: int, threads: int = 1) -> None:
         """Write the bins of some rows to their place among all. `first`: the number of the first one."""
         groups, width = _groups_of(self.num_columns)
-        part = self.of(X, threads).reshape(groups, len(X), width)
-        binned.reshape(groups, -1, width)[:, first : first + len(X)] = part
+        part = self.of(X, threads).reshape(groups, X.shape[0], width)
+        binned.reshape(groups, -1, width)[:, first : first + X.shape[0]] = part
 
     @property
     def arrays(self) -> tuple[Array, Array, Array]:
@@ -145,23 +157,27 @@ def sample_size(num_columns: int) -> int:
     return min(MOST_SAMPLED, max(LEAST_SAMPLED, MOST_SAMPLED_NUMBERS // num_columns))
 
 
-def find_bins(sample: Array, weights: Array | None, max_bins: int, is_categorical: Array) -> Bins:
+def find_bins(
+    sample: Any, weights: Array | None, max_bins: int, is_categorical: Array, by_range: float = 0.0
+) -> Bins:
     """Return the bins for rows of which these are a sample.
 
-    `weights`: of the rows, above 0; None: 1 each. `max_bins`: of a column, at most 255. Raises ValueError if a column
-    has more categories than that.
+    `sample`: shape (rows, columns), an array or CSR. `weights`: of the rows, above 0; None: 1 each. `max_bins`: of a
+    column, at most 255. `by_range`: which part of the bins of numbers have equal ranges; the others have as many rows.
+    Raises ValueError if a column has more categories than that.
     """
+    columns = _columns_of(sample)
     values = [
-        _categories(sample[:, column], max_bins, column)
-        if is_categorical[column]
-        else _borders(sample[:, column], weights, max_bins)
-        for column in range(sample.shape[1])
+        _categories(columns(number), max_bins, f"at index {number}")
+        if is_categorical[number]
+        else _borders(columns(number), weights, max_bins, by_range)
+        for number in range(sample.shape[1])
     ]
     starts = np.cumsum([0, *map(len, values)], dtype=np.int64)
     return Bins(np.concatenate(values), starts, is_categorical.astype(np.uint8))
 
 
-def _borders(column: Array, weights: Array | None, max_bins: int) -> Array:
+def _borders(column: Array, weights: Array | None, max_bins: int, by_range: float) -> Array:
     """Return the largest value of each bin but the last: between all values, or at quantiles if there are too many."""
     is_there = ~np.isnan(column)
     numbers, weights = column[is_there], weights if weights is None else weights[is_there]
@@ -177,6 +193,10 @@ def _borders(column: Array, weights: Array | None, max_bins: int) -> Array:
     kept = np.arange(len(values) - 1)
     if len(values) > max_bins:
         below = ends + 1.0 if weights is None else np.cumsum(weights)[ends]
+        with np.errstate(over="ignore", invalid="ignore"):
+            span = values[-1] - values[0]
+        if by_range and np.isfinite(span):
+            below = (1 - by_range) * below / below[-1] + by_range * (values - values[0]) / span
         kept = np.searchsorted(below, below[-1] * np.arange(1, max_bins) / max_bins)
         kept = np.unique(np.minimum(kept, len(values) - 2))
     with np.errstate(invalid="ignore"):
@@ -184,18 +204,27 @@ def _borders(column: Array, weights: Array | None, max_bins: int) -> Array:
     return np.asarray(np.where(np.isfinite(borders), borders, values[kept]))
 
 
-def check_categories(X: Array, max_bins: int, is_categorical: Array) -> None:
-    """Raise ValueError if a column of rows has more categories than `find_bins` takes."""
+def _columns_of(X: Any) -> Callable[[int], Array]:
+    """Return a function that returns a column of rows, an array or CSR, as an array."""
+    if not is_sparse(X):
+        return lambda number: np.asarray(X[:, number])
+    by_column = X.tocsc()
+    return lambda number: np.asarray(by_column[:, [number]].toarray()[:, 0])
+
+
+def check_categories(X: Any, max_bins: int, is_categorical: Array, names: Sequence[str] = ()) -> None:
+    """Raise ValueError if a column of rows has more categories than `find_bins` takes. `names`: of columns, or none."""
     for column in np.flatnonzero(is_categorical).tolist():
-        _categories(X[:, column], max_bins, column)
+        values = X[:, [column]].toarray()[:, 0] if is_sparse(X) else X[:, column]
+        _categories(values, max_bins, repr(names[column]) if len(names) else f"at index {column}")
 
 
-def _categories(column: Array, max_bins: int, number: int) -> Array:
+def _categories(column: Array, max_bins: int, name: str) -> Array:
     most = min(max_bins, MOST_CATEGORIES)
     found = np.unique(column[column >= 0].astype(np.float64))
     if len(found) > most:
         raise ValueError(
-            f"column {number} has {len(found)} categories, and with max_bins={max_bins} at most {most} are expected: "
-            "take it as a column of numbers, or join rare categories"
+            f"Categorical feature {name} is expected to have a cardinality <= {most} but actually has a cardinality of "
+            f"{len(found)}: take it as a column of numbers, or join rare categories"
         )
     return found

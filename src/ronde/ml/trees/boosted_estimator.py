@@ -5,28 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_random_state
+from sklearn.metrics import check_scoring
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from ronde.comqueue import iterate
-from ronde.ml.base import DistributedEstimator
-from ronde.ml.fitted_forms import ArrayForm, FittedForm, NumberForm, Sizes
+from ronde.ml.fitted_forms import ArrayForm, FittedForm, Sizes
 from ronde.ml.history import Progress
-from ronde.ml.tasks import can_lose_a_task, place_of
-from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory
-from ronde.ml.trees.bins import Bins, BinsForm, check_categories
-from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state
-from ronde.ml.trees.categories import CategoriesForm, categories_of, with_numbers
+from ronde.ml.tasks import can_lose_a_task
+from ronde.ml.training_data import TrainingData, check_in_memory
+from ronde.ml.trees.bins import Bins
+from ronde.ml.trees.boosting import BoostingRules, BoostingStep, first_state, record_of
 from ronde.ml.trees.growing import TreeRules, check_row_count
 from ronde.ml.trees.lightgbm_text import lightgbm_model
 from ronde.ml.trees.losses import BoostingLoss
+from ronde.ml.trees.tree_estimator import READ_IN_PARTS, TreeEstimator
 from ronde.ml.trees.trees import (
     TreesForm,
     add_predictions,
@@ -36,6 +36,7 @@ from ronde.ml.trees.trees import (
     split_trees,
     thread_count,
 )
+from ronde.ml.trees.validation import GivenRows, Scoring, given_rows
 from ronde.ml.trees.xgboost_json import xgboost_model
 
 __all__ = ["GradientBoosting"]
@@ -44,7 +45,6 @@ Array = NDArray[Any]
 
 ROWS_OF_EARLY_STOPPING = 10_000  # of early_stopping="auto", as in scikit-learn
 STEPS_OF_CHECKPOINT = 10  # it contains the trees only
-READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,17 @@ class HeldScoresForm:
         return None
 
 
-class GradientBoosting(DistributedEstimator):
+class GradientBoosting(TreeEstimator):
     """What the classifier and the regressor have in common.
 
     Attributes:
-        trees_: The nodes of all trees, a dict of arrays.
-        bins_: The bins of all columns, a dict of arrays.
         baseline_: The scores before the first tree.
-        seed_: Of random numbers; of warm starts that of the first fit.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **DistributedEstimator._parameter_constraints,
+        **TreeEstimator._parameter_constraints,
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left"), None],
-        "max_depth": [Interval(Integral, 1, None, closed="left"), None],
         "min_samples_leaf": [Interval(Integral, 1, None, closed="left")],
         "min_hessian_leaf": [Interval(Real, 0, None, closed="left")],
         "min_gain": [Interval(Real, 0, None, closed="left")],
@@ -84,32 +79,23 @@ class GradientBoosting(DistributedEstimator):
         "l2_regularization": [Interval(Real, 0, None, closed="left")],
         "max_features": [Interval(Real, 0, 1, closed="right")],
         "subsample": [Interval(Real, 0, 1, closed="right")],
-        "max_bins": [Interval(Integral, 2, 255, closed="both")],
-        "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
         "monotonic_cst": ["array-like", dict, None],
         "interaction_cst": [list, tuple, StrOptions({"pairwise", "no_interactions"}), None],
-        "warm_start": ["boolean"],
         "early_stopping": [StrOptions({"auto"}), "boolean"],
-        "scoring": [StrOptions({"loss"})],
+        "scoring": [str, callable, None],
         "validation_fraction": [Interval(Real, 0, 1, closed="neither"), None],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "tol": [Interval(Real, 0, None, closed="left")],
-        "random_state": ["random_state"],
     }
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
-        **DistributedEstimator._fitted_forms,
-        "bins_": BinsForm(),
+        **TreeEstimator._fitted_forms,
         "baseline_": ArrayForm(("planes",), ("float64",), is_needed=True),
         "trees_": TreesForm("planes"),
-        "categories_": CategoriesForm(),
-        "seed_": NumberForm(),
         "train_score_": ArrayForm(("steps",), ("float64",)),
         "validation_score_": HeldScoresForm(),
     }
 
     loss: Any
-    trees_: dict[str, Array]
-    bins_: dict[str, Array]
     baseline_: Array
 
     @property
@@ -213,16 +199,12 @@ class GradientBoosting(DistributedEstimator):
         check_is_fitted(self)
         check_in_memory(X, f"shap_values of {type(self).__name__}", READ_IN_PARTS)
         X, bins, scores = self._checked_rows(X), Bins(**self.bins_), len(self.baseline_)
-        threads = thread_count(len(X) * len(self.trees_["column"]))
-        contributions = np.zeros((len(X), scores, bins.num_columns + 1))
+        rows = X.shape[0]
+        threads = thread_count(rows * len(self.trees_["column"]))
+        contributions = np.zeros((rows, scores, bins.num_columns + 1))
         contributions[:, :, -1] = self.baseline_
         add_shap_values(self.trees_, bins, bins.of(X, threads), contributions, threads)
         return contributions[:, 0] if scores == 1 else contributions
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
 
     def _fit(
         self,
@@ -230,15 +212,17 @@ class GradientBoosting(DistributedEstimator):
         loss: BoostingLoss,
         categories: dict[str, Array],
         others: Mapping[str, Any],
+        given: GivenRows | None = None,
     ) -> Self:
-        """Grow the trees. `categories`: of data frames; `others`: fitted attributes that are known before."""
+        """Grow the trees.
+
+        `categories`: of data frames; `others`: fitted attributes that are known before; `given`: rows of validation.
+        """
         data.require_weight()
         check_row_count(data.num_rows)
         is_warm = self._is_warm
-        rules = self._rules(data, loss, categories)
-        others = {**others, "seed_": rules.seed}
-        if categories:
-            others["categories_"] = categories
+        others = {**others, "seed_": self._seed(), **({"categories_": categories} if categories else {})}
+        rules = self._rules(data, loss, categories, given, others)
         state = self._start(loss, data) if is_warm else first_state()
         max_iter = self.max_iter - (self.n_iter_ if is_warm else 0)
         if max_iter < 0:
@@ -256,41 +240,67 @@ class GradientBoosting(DistributedEstimator):
                 state=state,
                 max_iter=max_iter,
                 on=place,
-                rows_per_block=data.rows_per_block,
+                rows_per_block=self._rows_per_block(data),
                 checkpoint_every=STEPS_OF_CHECKPOINT if can_lose_a_task(place) else None,
             ).state
             self.__dict__.pop("categories_", None)
             for name, value in self._attributes(result, others).items():
                 setattr(self, name, value)
             first = len(records)
-            for number, loss_of_step in enumerate(result.losses[1:]):
-                record = {"step": first + number + 1, "loss": loss_of_step}
-                if result.held_losses:
-                    record["validation_loss"] = result.held_losses[1 + number]
-                records.append(record)
-        if any(
-            "validation_loss" in record for record in records
-        ):  # not in all, if a warm start has changed it
-            records = [{"validation_loss": np.nan, **record} for record in records]
+            for number in range(1, len(result.losses)):
+                records.append({"step": first + number, **record_of(result, number)})
+        names = dict.fromkeys(
+            name for record in records for name in record
+        )  # a warm start may have changed them
+        records = [{**dict.fromkeys(names, np.nan), **record} for record in records]
         self._end_fit(progress, records)
         return self
 
-    @property
-    def _is_warm(self) -> bool:
-        return bool(self.warm_start) and hasattr(self, "trees_")
+    def _given_rows(
+        self,
+        X: Any,
+        y: Any,
+        weights: Any,
+        categories: dict[str, Array],
+        targets_of: Callable[[Array], Array],
+    ) -> GivenRows | None:
+        """Return the rows of the arguments X_val, y_val and sample_weight_val of `fit`; None: there are none.
 
-    def _place(self, data: TrainingData) -> Any:
-        """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
-        place = place_of(self.on, data.size)
-        return "threads:1" if self.on is None and isinstance(place, str) else place
+        `targets_of`: returns y as float64. Raises ValueError.
+        """
+
+        def checked_rows(X: Any) -> Any:
+            check_in_memory(X, f"X_val of {type(self).__name__}", READ_IN_PARTS)
+            return self._checked_rows(X, categories)
+
+        return given_rows(self, checked_rows, (X, y, weights), targets_of)
 
     def _do_early_stopping(self, num_rows: int) -> bool:
         return num_rows > ROWS_OF_EARLY_STOPPING if self.early_stopping == "auto" else self.early_stopping
 
+    def _scoring(self, data: TrainingData, others: Mapping[str, Any]) -> Scoring | None:
+        """Return what judges the steps in the place of the loss. `others`: as of `_fit`."""
+        if isinstance(self.scoring, str) and self.scoring == "loss":
+            return None
+        if not isinstance(data.rows, Mapping):
+            raise ValueError(
+                f'scoring={self.scoring!r} needs rows in memory, and X is a source of rows: scoring="loss" does not'
+            )
+        check_scoring(self, scoring=self.scoring)  # before tasks start
+        model = type(self)(**{**self.get_params(deep=False), "on": None, "verbose": 0})
+        for name, value in {**others, "n_features_in_": data.num_features}.items():
+            setattr(model, name, value)
+        return Scoring(model, self.scoring, partial(attributes_of, others=others))
+
     def _rules(
-        self, data: TrainingData, loss: BoostingLoss, categories: Mapping[str, Array]
+        self,
+        data: TrainingData,
+        loss: BoostingLoss,
+        categories: Mapping[str, Array],
+        given: GivenRows | None,
+        others: Mapping[str, Any],
     ) -> BoostingRules:
-        stops = self._do_early_stopping(data.num_rows)
+        stops = given is not None or self._do_early_stopping(data.num_rows)
         tree = TreeRules(
             max_leaves=self.max_leaf_nodes,
             max_depth=self.max_depth,
@@ -305,9 +315,7 @@ class GradientBoosting(DistributedEstimator):
         )
         if tree.monotone is not None and loss.score_count > 1:
             raise ValueError("monotonic constraints are not supported for multiclass classification.")
-        is_categorical = self._is_categorical(data.num_features, categories)
-        if isinstance(data.rows, Mapping):
-            check_categories(data.rows["X"], self.max_bins, is_categorical)
+        is_categorical = self._is_categorical(data, categories)
         if tree.monotone is not None and (is_categorical & (tree.monotone != 0)).any():
             raise ValueError("Categorical features cannot have monotonic constraints.")
         return BoostingRules(
@@ -316,27 +324,26 @@ class GradientBoosting(DistributedEstimator):
             float(self.learning_rate),
             self.max_bins,
             is_categorical,
-            held_fraction=self.validation_fraction if stops and self.validation_fraction else 0.0,
+            held_fraction=self.validation_fraction
+            if stops and self.validation_fraction and given is None
+            else 0.0,
             patience=self.n_iter_no_change if stops else 0,
             tol=float(self.tol),
-            earlier_losses=self._earlier_losses() if stops else (),
+            earlier_losses=self._earlier_losses(given is not None) if stops else (),
             row_fraction=float(self.subsample),
-            seed=self._seed(),
+            seed=others["seed_"],
+            given=given,
+            scoring=self._scoring(data, others) if stops else None,
         )
 
-    def _earlier_losses(self) -> tuple[float, ...]:
-        """Return the losses by which a warm start may end, without the last one: it is also the first of this fit."""
-        name = "validation_score_" if self.validation_fraction else "train_score_"
+    def _earlier_losses(self, has_given: bool) -> tuple[float, ...]:
+        """Return the losses by which a warm start may end, without the last one: it is also the first of this fit.
+
+        `has_given`: whether rows of the validation are given.
+        """
+        name = "validation_score_" if self.validation_fraction or has_given else "train_score_"
         scores = getattr(self, name, ()) if self._is_warm else ()
         return tuple((-np.asarray(scores, float)[:-1][-self.n_iter_no_change :]).tolist())
-
-    def _seed(self) -> int:
-        """Return the seed of a fit: of a warm start that of the first one, so that the same rows are held out."""
-        if self._is_warm and hasattr(self, "seed_"):
-            return int(self.seed_)
-        if self.random_state is None:
-            return 0
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
     def _monotone(self, columns: int) -> Array | None:
         if self.monotonic_cst is None:
@@ -352,7 +359,7 @@ class GradientBoosting(DistributedEstimator):
             given = np.asarray(self.monotonic_cst)
             if given.shape != (columns,):
                 raise ValueError(
-                    f"monotonic_cst has shape {given.shape}, but the input data X has {columns} features."
+                    f"monotonic_cst has shape {given.shape} but the input data X has {columns} features."
                 )
             if not np.isin(given, (-1, 0, 1)).all():
                 raise ValueError("monotonic_cst must be an array-like of -1, 0 or 1")
@@ -381,59 +388,6 @@ class GradientBoosting(DistributedEstimator):
             )
         return sorted(set(self._numbers_of(list(names), "interaction_cst")))
 
-    def _encoded(self, X: Any) -> tuple[Any, dict[str, Array]]:
-        """Return a data frame with numbers in place of categories, and these; anything else as it is, and none.
-
-        A warm start has the categories of the earlier fit; others count as missing values.
-        """
-        if self._is_warm:
-            categories = getattr(self, "categories_", {})
-        elif self.categorical_features is None:
-            categories = {}
-        else:
-            named = None if isinstance(self.categorical_features, str) else list(self.categorical_features)
-            categories = categories_of(X, named)
-        return with_numbers(X, categories), categories
-
-    def _is_categorical(self, columns: int, categories: Mapping[str, Array]) -> Array:
-        chosen = np.zeros(columns, np.uint8)
-        chosen[self._numbers_of(list(categories), "categorical_features")] = 1
-        if self.categorical_features is None or isinstance(self.categorical_features, str):
-            return chosen
-        given = np.asarray(self.categorical_features)
-        if given.size and given.dtype.kind not in "biuUO":
-            raise ValueError(
-                "categorical_features must be an array-like of bool, int or str, got: "
-                f"{', '.join(sorted({type(each).__name__ for each in given.tolist()}))}."
-            )
-        if given.dtype == bool:
-            if given.shape != (columns,):
-                raise ValueError(
-                    "categorical_features set as a boolean mask must have shape (n_features,), which is "
-                    f"({columns},), got: {given.shape}"
-                )
-            chosen[given] = 1
-        elif given.size:
-            chosen[self._numbers_of(given.tolist(), "categorical_features")] = 1
-        return chosen
-
-    def _numbers_of(self, names: list[Any], parameter: str) -> list[int]:
-        """Return the numbers of columns that are given by number or name. Raises ValueError."""
-        known, known_count = list(getattr(self, "feature_names_in_", ())), self.n_features_in_
-        numbers = []
-        for name in names:
-            if isinstance(name, str) and name in known:
-                numbers.append(known.index(name))
-            elif isinstance(name, Integral) and not isinstance(name, bool) and 0 <= int(name) < known_count:
-                numbers.append(int(name))
-            else:
-                raise ValueError(
-                    f"{parameter} set as integer indices must be in [0, n_features - 1], or be names of columns, and "
-                    f"it has {name!r}: expected a number below {self.n_features_in_}"
-                    f"{', or one of ' + ', '.join(known) if known else ''}"
-                )
-        return numbers
-
     def _start(self, loss: BoostingLoss, data: TrainingData) -> dict[str, Any]:
         """Return the state of a warm start. Raises ValueError if the earlier fit had another number of scores."""
         if len(self.baseline_) != loss.score_count or len(self.bins_["is_categorical"]) != data.num_features:
@@ -447,6 +401,9 @@ class GradientBoosting(DistributedEstimator):
         """Return the fitted attributes for a state."""
         count, continues = len(state.baseline), self._continues(state)
         losses = {"train_score_": state.losses, "validation_score_": state.held_losses}
+        if state.scores:
+            scores = {"train_score_": state.scores, "validation_score_": state.held_scores}
+            losses = {name: [-score for score in of_steps] for name, of_steps in scores.items()}
         return {
             **others,
             "bins_": state.bins,
@@ -479,9 +436,9 @@ class GradientBoosting(DistributedEstimator):
         """Yield the scores after each so many trees. The same array each time."""
         bins, count = Bins(**self.bins_), len(self.trees_["scores"])
         X = self._checked_rows(X)
-        threads = thread_count(len(X) * min(at_once, count))
+        threads = thread_count(X.shape[0] * min(at_once, count))
         binned = bins.of(X, threads)
-        scores = np.tile(self.baseline_, (len(X), 1))
+        scores = np.tile(self.baseline_, (X.shape[0], 1))
         if not count:
             yield scores
         for begin in range(0, count, at_once):
@@ -489,15 +446,15 @@ class GradientBoosting(DistributedEstimator):
             add_predictions(some, bins, binned, scores, threads)
             yield scores
 
-    def _checked_rows(self, X: Any) -> Array:
-        X = with_numbers(X, getattr(self, "categories_", {}))
-        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
-        return np.asarray(X)
-
     def _checked_scores(self, X: Any) -> Array:
         check_is_fitted(self)
         check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
         return self._scores(X)
+
+
+def attributes_of(model: GradientBoosting, state: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fitted attributes of a model for a state. `others`: as of `GradientBoosting._fit`."""
+    return model._attributes(state, others)
 
 
 class BoostingProgress:

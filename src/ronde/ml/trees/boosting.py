@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import vstack
 
 from ronde._native import tree_derive
 from ronde.comqueue import IterationStep
+from ronde.ml.source_data import is_sparse
 from ronde.ml.trees.bins import Bins, chosen_rows, find_bins, sample_size
 from ronde.ml.trees.growing import (
     BinnedTask,
@@ -30,13 +32,14 @@ from ronde.ml.trees.growing import (
 from ronde.ml.trees.losses import BoostingLoss, OwnLoss, derive_own
 from ronde.ml.trees.queries import TaskQueries, task_queries
 from ronde.ml.trees.trees import Tree, add_predictions, joined_trees, thread_count
+from ronde.ml.trees.validation import ROWS_OF_SCORES, GivenRows, ScoredRows, Scoring, joined_rows
 from ronde.types import Max
 
-__all__ = ["BoostingReport", "BoostingRules", "BoostingStep", "first_state", "read_rows"]
+__all__ = ["BoostingReport", "BoostingRules", "BoostingStep", "first_state", "read_rows", "record_of"]
 
 Array = NDArray[Any]
 
-SAMPLE, HELD, SUBSAMPLE = range(3)  # uses of random numbers, added to the seed of the fit
+SAMPLE, HELD, SUBSAMPLE, SCORED = range(4)  # uses of random numbers, added to the seed of the fit
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class BoostingRules:
         row_fraction: How many rows are drawn for each step.
         seed: Of random numbers.
         earlier_losses: Of the steps of an earlier fit that a warm start continues; with these the fit may end at once.
+        given: Rows by whose loss the fit ends, in the place of rows held out.
+        scoring: What judges a step in the place of the loss.
     """
 
     loss: BoostingLoss
@@ -67,6 +72,8 @@ class BoostingRules:
     row_fraction: float
     seed: int
     earlier_losses: tuple[float, ...] = ()
+    given: GivenRows | None = None
+    scoring: Scoring | None = None
 
 
 class BoostingReport(Protocol):
@@ -85,7 +92,63 @@ def first_state(
         "trees": list(trees),
         "losses": [],
         "held_losses": [],
+        "scores": [],
+        "held_scores": [],
     }
+
+
+def record_of(state: Any, number: int) -> dict[str, float]:
+    """Return the record of a step of this fit, without its number. `number`: 0 is that before the first step."""
+    lists = {
+        "loss": state.losses,
+        "validation_loss": state.held_losses,
+        "score": state.scores,
+        "validation_score": state.held_scores,
+    }
+    return {name: values[number] for name, values in lists.items() if values}
+
+
+@dataclass
+class GivenTask:
+    """The rows of `BoostingRules.given`, which each task has.
+
+    Attributes:
+        rows: With their scores so far.
+        derivatives: Room for those of the loss, which nothing reads.
+    """
+
+    rows: GivenRows
+    bins: Bins
+    binned: Array
+    scores: Array
+    threads: int
+    derivatives: tuple[Array, Array]
+
+    def add(self, trees: Sequence[Tree]) -> None:
+        """Add the values of trees, the first of which adds to score 0."""
+        joined = joined_trees(trees, self.scores.shape[1])
+        add_predictions(joined, self.bins, self.binned, self.scores, self.threads)
+
+    def mean_loss(self, loss: BoostingLoss, parameter: float) -> float:
+        """Return the mean loss. `parameter`: of the native loss."""
+        y, weights = self.rows.y, self.rows.weights
+        total = float(len(y) if weights is None else weights.sum())
+        if loss.own is not None:
+            return float(derive_own(loss.own, y, self.scores[:, 0], weights, None)[2][0]) / total
+        losses, block = np.zeros((1, 2)), np.array([0, len(y)], np.int64)
+        tree_derive(
+            loss.number,
+            parameter,
+            y,
+            weights,
+            None,
+            self.scores,
+            block,
+            *self.derivatives,
+            losses,
+            self.threads,
+        )
+        return float(losses[0, 0]) / total
 
 
 @dataclass
@@ -103,6 +166,14 @@ class BoostedTask:
     gradients: Array
     hessians: Array
     queries: TaskQueries | None  # of a ranking
+    parameter: float = 0.0  # of the native loss in the last step
+    given: GivenTask | None = None
+    scored: tuple[ScoredRows, ScoredRows | None] | None = None  # those of the fit and those of the validation
+
+    @property
+    def has_held(self) -> bool:
+        """Whether there are rows that do not grow trees, by whose loss the fit ends."""
+        return self.is_held is not None or self.given is not None
 
 
 class BoostingStep:
@@ -128,10 +199,10 @@ class BoostingStep:
             self._task = self._begin(c)
         for column in range(self._rules.loss.score_count):
             self._add_tree(c, self._task, column)
+        if self._task.given is not None:
+            self._task.given.add(c.state.trees[-self._rules.loss.score_count :])
         self._derive(c, self._task)
-        record = {"step": c.step_no, "loss": c.state.losses[-1]}
-        if self._task.is_held is not None:
-            record["validation_loss"] = c.state.held_losses[-1]
+        record = {"step": c.step_no, **record_of(c.state, -1)}
         ends = self._has_ended(c.state) or not np.isfinite(record["loss"])
         should_stop = c.task_id == 0 and self._report(record, c.state)
         c.stop_if(should_stop or ends)
@@ -168,11 +239,38 @@ class BoostingStep:
         if state.trees:
             trees = joined_trees(state.trees, loss.score_count)
             add_predictions(trees, rows.bins, rows.binned, scores, rows.threads)
-        if state.losses:
-            state.losses.pop()  # `_derive` computes the last ones again
-            del state.held_losses[-1:]
+        if rules.given is not None:
+            task.given = self._given_task(rules.given, state, rows)
+        if rules.scoring is not None:
+            task.scored = self._scored_rows(c, task)
+        for each in (state.losses, state.held_losses, state.scores, state.held_scores):
+            del each[-1:]  # `_derive` computes the last ones again
         self._derive(c, task)
         return task
+
+    def _given_task(self, given: GivenRows, state: Any, rows: BinnedTask) -> GivenTask:
+        """Return the given rows with the scores of the trees so far."""
+        scores = np.tile(np.asarray(state.baseline, np.float64), (len(given.y), 1))
+        derivatives = np.zeros_like(scores), np.zeros_like(scores)
+        binned = rows.bins.of(given.X, rows.threads)
+        task = GivenTask(given, rows.bins, binned, scores, rows.threads, derivatives)
+        if state.trees:
+            task.add(state.trees)
+        return task
+
+    def _scored_rows(self, c: IterationStep, task: BoostedTask) -> tuple[ScoredRows, ScoredRows | None]:
+        """Return a sample of the rows of the fit, and those of the validation if there are any, for a scorer."""
+        count, first = len(task.y), task.rows.first_row
+        held = np.zeros(count, bool) if task.is_held is None else task.is_held > 0
+        fraction = ROWS_OF_SCORES / max(1, task.rows.num_rows)
+        chosen = ~held
+        if fraction < 1:
+            chosen &= chosen_rows(self._rules.seed + SCORED, range(first, first + count), fraction)
+        of_fit = joined_rows(c, chosen, task.y, task.rows.weights)
+        if task.given is not None:
+            given = task.given.rows
+            return of_fit, ScoredRows(None, given.X, given.y, given.weights)
+        return of_fit, None if task.is_held is None else joined_rows(c, held, task.y, task.rows.weights)
 
     def _held_rows(self, c: IterationStep, rows: BinnedTask, count: int) -> Array | None:
         fraction = self._rules.held_fraction
@@ -247,6 +345,23 @@ class BoostingStep:
         c.state.losses.append(float(sums[0]) / task.total)
         if task.is_held is not None:
             c.state.held_losses.append(float(sums[1]) / task.held_total)
+        elif task.given is not None:
+            c.state.held_losses.append(task.given.mean_loss(loss, task.parameter))
+        if self._rules.scoring is not None and task.scored is not None:
+            for rows, to in zip(task.scored, (c.state.scores, c.state.held_scores)):
+                if rows is not None:
+                    to.append(self._score(c, task, rows, self._rules.scoring))
+
+    def _score(self, c: IterationStep, task: BoostedTask, rows: ScoredRows, scoring: Scoring) -> float:
+        """Return the score of rows, which task 0 computes."""
+        if rows.chosen is None:
+            assert task.given is not None
+            scores = task.given.scores
+        else:
+            scores = np.concatenate(c.gather(task.scores[rows.chosen]))
+        found = np.array([scoring.score(rows, scores, c.state) if c.task_id == 0 else 0.0])
+        c.reduce_in_place(found)
+        return float(found[0])
 
     def _derive_natively(self, c: IterationStep, task: BoostedTask) -> Array:
         """Return the sums of losses of each block, of rows that count and of those held out."""
@@ -255,6 +370,7 @@ class BoostingStep:
         if loss.size_quantile is not None:
             sizes = np.abs(task.y - task.scores[:, 0])
             parameter = float(self._quantile(c, task, sizes, loss.size_quantile)[0]) or np.inf
+        task.parameter = parameter
         tree_derive(
             loss.number,
             parameter,
@@ -300,7 +416,11 @@ class BoostingStep:
     def _has_ended(self, state: Any) -> bool:
         """Return whether none of the last steps has lowered the loss."""
         patience = self._rules.patience
-        of_steps = state.losses if self._task is None or self._task.is_held is None else state.held_losses
+        has_held = self._task is not None and self._task.has_held
+        if self._rules.scoring is None:
+            of_steps = state.held_losses if has_held else state.losses
+        else:
+            of_steps = [-score for score in (state.held_scores if has_held else state.scores)]
         losses = [*self._rules.earlier_losses, *of_steps]
         if not patience or len(losses) <= patience:
             return False
@@ -308,18 +428,18 @@ class BoostingStep:
 
 
 def read_rows(
-    c: IterationStep, max_bins: int, is_categorical: Array, seed: int
+    c: IterationStep, max_bins: int, is_categorical: Array, seed: int, by_range: float = 0.0
 ) -> tuple[BinnedTask, Array, Array]:
     """Return the rows of this task, their targets as float64, and where its blocks begin and the last one ends.
 
-    Sets `c.state.bins` unless there are bins. Raises ValueError as `find_bins` does.
+    `by_range`: as of `find_bins`. Sets `c.state.bins` unless there are bins. Raises ValueError as `find_bins` does.
     """
     numbers, columns = c.row_range, len(is_categorical)
     cores = thread_count(len(numbers) * columns)
     threads = max(1, cores // c.tasks_here)
     if c.state.bins is None:
         sample, weights = _sample(c, sample_size(columns), seed)
-        c.state.bins = find_bins(sample, weights, max_bins, is_categorical).plain
+        c.state.bins = find_bins(sample, weights, max_bins, is_categorical, by_range).plain
     bins = Bins(**c.state.bins)
     if c.is_streamed:
         binned, y, weight, ends = _streamed_rows(c, bins, threads)
@@ -351,24 +471,25 @@ def _streamed_rows(c: IterationStep, bins: Bins, threads: int) -> tuple[Array, A
     return binned, y, weights, np.array(ends, np.int64)
 
 
-def _sample(c: IterationStep, size: int, seed: int) -> tuple[Array, Array | None]:
+def _sample(c: IterationStep, size: int, seed: int) -> tuple[Any, Array | None]:
     """Return about so many rows that have a weight, or all if there are fewer, and their weights; None: 1 each."""
     fraction = size / max(1, c.num_rows)
     sample, weights = _drawn(c, fraction, seed)
-    if fraction < 1 and len(sample) < size // 2:  # few rows have a weight
-        sample, weights = _drawn(c, fraction * size / max(1, len(sample)), seed)
+    if fraction < 1 and sample.shape[0] < size // 2:  # few rows have a weight
+        sample, weights = _drawn(c, fraction * size / max(1, sample.shape[0]), seed)
     return sample, weights
 
 
-def _drawn(c: IterationStep, fraction: float, seed: int) -> tuple[Array, Array | None]:
+def _drawn(c: IterationStep, fraction: float, seed: int) -> tuple[Any, Array | None]:
     """Return a part of the rows of all tasks, without those that have no weight, and their weights."""
     chosen = None if fraction >= 1 else chosen_rows(seed, c.row_range, fraction)
     parts = [part for task in c.gather(_sample_of(c, chosen)) for part in task]
     weights = None if parts[0][1] is None else np.concatenate([weight for _, weight in parts])
-    return np.concatenate([part for part, _ in parts]), weights
+    rows = [part for part, _ in parts]
+    return vstack(rows, format="csr") if is_sparse(rows[0]) else np.concatenate(rows), weights
 
 
-def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Array, Array | None]]:
+def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Any, Array | None]]:
     """Return the rows of this task that are chosen and have a weight, and their weights, by block."""
     if chosen is None and not c.is_streamed and c.num_tasks == 1 and not hasattr(c.data, "sample_weight"):
         return [(c.data.X, None)]
@@ -378,7 +499,7 @@ def _sample_of(c: IterationStep, chosen: Array | None) -> list[tuple[Array, Arra
         takes = np.ones(count, bool) if chosen is None else chosen[at : at + count]
         if weights is not None:
             takes = takes & (weights > 0)
-        parts.append((block.X[takes], None if weights is None else weights[takes]))
+        parts.append((block.X[np.flatnonzero(takes)], None if weights is None else weights[takes]))
         at += count
     return parts
 

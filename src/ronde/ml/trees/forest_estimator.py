@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -13,21 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, RealNotInt, StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from ronde.comqueue import iterate
-from ronde.ml.base import DistributedEstimator, fitting
+from ronde.ml.base import fitting
 from ronde.ml.fitted_forms import ArrayForm, ClassesForm, FittedForm, NumberForm, Sizes
 from ronde.ml.history import History, Progress
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
-from ronde.ml.tasks import can_lose_a_task, place_of
-from ronde.ml.training_data import FLOATS, TrainingData, check_in_memory, training_data
-from ronde.ml.trees.bins import Bins, BinsForm, check_categories
-from ronde.ml.trees.categories import CategoriesForm, with_numbers
+from ronde.ml.tasks import can_lose_a_task
+from ronde.ml.training_data import TrainingData, check_in_memory
+from ronde.ml.trees.bins import Bins
 from ronde.ml.trees.forests import ForestRules, ForestStep, check_forest_rows, first_forest_state
-from ronde.ml.trees.table_columns import categorical_mask, with_category_numbers
+from ronde.ml.trees.tree_estimator import READ_IN_PARTS, TreeEstimator
 from ronde.ml.trees.trees import (
     TreesForm,
     add_predictions,
@@ -43,7 +41,6 @@ Array = NDArray[Any]
 
 STEPS_OF_FIT = 4  # each ends with an exchange of trees, and perhaps a checkpoint
 CRITERIA = {"gini": 0, "entropy": 1, "log_loss": 1, "squared_error": 2}
-READ_IN_PARTS = "read some at a time, as by ronde.comqueue.read(path, columns).load(0, 1000)"
 
 
 @dataclass(frozen=True)
@@ -70,19 +67,12 @@ class ForestTreesForm(TreesForm):
         return None
 
 
-class Forest(DistributedEstimator):
-    """What all forests have in common.
-
-    Attributes:
-        trees_: The nodes of all trees, a dict of arrays.
-        bins_: The bins of all columns, a dict of arrays.
-        seed_: Of random numbers; of warm starts that of the first fit.
-    """
+class Forest(TreeEstimator):
+    """What all forests have in common."""
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **DistributedEstimator._parameter_constraints,
+        **TreeEstimator._parameter_constraints,
         "n_estimators": [Interval(Integral, 1, None, closed="left")],
-        "max_depth": [Interval(Integral, 1, None, closed="left"), None],
         "min_samples_split": [
             Interval(Integral, 2, None, closed="left"),
             Interval(RealNotInt, 0.0, 1.0, closed="right"),
@@ -98,32 +88,21 @@ class Forest(DistributedEstimator):
             StrOptions({"sqrt", "log2"}),
             None,
         ],
-        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left"), None],
         "min_impurity_decrease": [Interval(Real, 0.0, None, closed="left")],
         "bootstrap": ["boolean"],
-        "oob_score": ["boolean"],
-        "random_state": ["random_state"],
-        "warm_start": ["boolean"],
+        "oob_score": ["boolean", callable],
         "max_samples": [
             None,
             Interval(RealNotInt, 0.0, 1.0, closed="right"),
             Interval(Integral, 1, None, closed="left"),
         ],
-        "max_bins": [Interval(Integral, 2, 255, closed="both")],
-        "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
     }
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
-        **DistributedEstimator._fitted_forms,
-        "bins_": BinsForm(),
+        **TreeEstimator._fitted_forms,
         "trees_": ForestTreesForm("values"),
-        "categories_": CategoriesForm(),
-        "seed_": NumberForm(),
         "oob_score_": NumberForm(is_int=False),
     }
     _is_extra_random: ClassVar[bool] = False
-
-    trees_: dict[str, Array]
-    bins_: dict[str, Array]
 
     @property
     def feature_importances_(self) -> Array:
@@ -156,15 +135,6 @@ class Forest(DistributedEstimator):
         bins, binned, rows, threads = self._binned(X)
         return find_leaves(self.trees_, bins, binned, rows, threads)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
-    def _encoded(self, X: Any) -> tuple[Any, dict[str, Array]]:
-        known = getattr(self, "categories_", {}) if self._is_warm else None
-        return with_category_numbers(X, self.categorical_features, known)
-
     def _fit(
         self, data: TrainingData, class_count: int, categories: dict[str, Array], others: Mapping[str, Any]
     ) -> Self:
@@ -176,7 +146,11 @@ class Forest(DistributedEstimator):
         rules = self._rules(data, class_count, categories, earlier)
         others = {**others, "seed_": rules.seed, **({"categories_": categories} if categories else {})}
         progress = self._progress(STEPS_OF_FIT, data.for_callbacks)
-        if earlier < rules.num_trees:
+        if earlier == rules.num_trees:
+            warnings.warn(
+                "Warm-start fitting without increasing n_estimators does not fit new trees.", stacklevel=4
+            )
+        if earlier < rules.num_trees or (rules.has_oob and not hasattr(self, "oob_score_")):
             state = self._grown(data, rules, is_warm, progress, others)
             for name in ("categories_", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
@@ -184,10 +158,6 @@ class Forest(DistributedEstimator):
                 setattr(self, name, value)
             if state.oob is not None:
                 self._set_oob(state.oob, data)
-        else:
-            warnings.warn(
-                "Warm-start fitting without increasing n_estimators does not fit new trees.", stacklevel=4
-            )
         progress.end()
         return self
 
@@ -213,7 +183,7 @@ class Forest(DistributedEstimator):
             state=state,
             max_iter=rules.num_trees,
             on=place,
-            rows_per_block=data.rows_per_block,
+            rows_per_block=self._rows_per_block(data),
             checkpoint_every=1 if can_lose_a_task(place) else None,
         ).state
         first = len(state["trees"])
@@ -248,14 +218,8 @@ class Forest(DistributedEstimator):
     def _score_of(self, y: Array, means: Array) -> float:
         raise NotImplementedError
 
-    @property
-    def _is_warm(self) -> bool:
-        return bool(self.warm_start) and hasattr(self, "trees_")
-
-    def _place(self, data: TrainingData) -> Any:
-        """Return where the tasks run: by default one task, whose native code takes all cores that pay."""
-        place = place_of(self.on, data.size)
-        return "threads:1" if self.on is None and isinstance(place, str) else place
+    def _oob_function(self, default: Callable[..., Any]) -> Callable[..., Any]:
+        return self.oob_score if callable(self.oob_score) else default
 
     def _rules(
         self, data: TrainingData, class_count: int, categories: Mapping[str, Array], earlier: int
@@ -279,10 +243,6 @@ class Forest(DistributedEstimator):
                 "cannot start from the earlier fit, which had another number of classes or columns: fit with the same, "
                 "or set warm_start=False"
             )
-        names = list(getattr(self, "feature_names_in_", ()))
-        is_categorical = categorical_mask(self.categorical_features, categories, data.num_features, names)
-        if isinstance(data.rows, Mapping):
-            check_categories(data.rows["X"], self.max_bins, is_categorical)
         return ForestRules(
             class_count,
             CRITERIA[self.criterion],
@@ -299,7 +259,7 @@ class Forest(DistributedEstimator):
             self._draws(data.num_rows),
             bool(self.oob_score),
             self.max_bins,
-            is_categorical,
+            self._is_categorical(data, categories),
             self._seed(),
         )
 
@@ -316,23 +276,13 @@ class Forest(DistributedEstimator):
             return int(self.max_samples)
         return max(float(self.max_samples), 1 / num_rows)
 
-    def _seed(self) -> int:
-        """Return the seed of a fit: of a warm start that of the first one."""
-        if self._is_warm and hasattr(self, "seed_"):
-            return int(self.seed_)
-        if self.random_state is None:
-            return 0
-        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-
     def _binned(self, X: Any) -> tuple[Bins, Array, int, int]:
         """Return the bins, those of rows, the number of rows, and how many threads pay. Raises as `apply`."""
         check_is_fitted(self)
         check_in_memory(X, f"a prediction of {type(self).__name__}", READ_IN_PARTS)
-        X = with_numbers(X, getattr(self, "categories_", {}))
-        X = validate_data(self, X, dtype=FLOATS, order="C", ensure_all_finite=False, reset=False)
-        bins = Bins(**self.bins_)
-        threads = thread_count(len(X) * len(self.trees_["scores"]))
-        return bins, bins.of(X, threads), len(X), threads
+        X, bins = self._checked_rows(X), Bins(**self.bins_)
+        threads = thread_count(X.shape[0] * len(self.trees_["scores"]))
+        return bins, bins.of(X, threads), X.shape[0], threads
 
     def _means(self, X: Any) -> Array:
         """Return the means of the leaves of all trees, float64 of shape (rows, values)."""
@@ -380,12 +330,18 @@ class ForestOfClasses(ClassifierMixin, Forest):
         "class_weight": [dict, StrOptions({"balanced"}), None],
     }
     _fitted_forms: ClassVar[dict[str, FittedForm]] = {
-        "classes_": ForestClassesForm(),  # before the trees, which are compared with them
+        "classes_": ForestClassesForm(least=1),  # before the trees, which are compared with them
         **Forest._fitted_forms,
         "oob_decision_function_": ArrayForm(("rows", "values"), ("float64",)),
     }
 
     classes_: Array
+
+    @property
+    def n_classes_(self) -> int:
+        """How many classes there are."""
+        check_is_fitted(self)
+        return len(self.classes_)
 
     @fitting
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
@@ -398,12 +354,11 @@ class ForestOfClasses(ClassifierMixin, Forest):
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
 
         Raises:
-            ValueError: The arguments do not fit together, or y has only one class.
+            ValueError: The arguments do not fit together.
             RemoteError: A task failed.
         """
-        encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, are_classes=True)
-        data, classes = with_class_numbers(data, self.class_weight)
+        data, categories = self._data(X, y, sample_weight, are_classes=True)
+        data, classes = with_class_numbers(data, self.class_weight, takes_one=True)
         return self._fit(data, len(classes), categories, {"classes_": classes})
 
     def predict_proba(self, X: Any) -> Array:
@@ -449,7 +404,7 @@ class ForestOfClasses(ClassifierMixin, Forest):
         self.oob_decision_function_ = means
 
     def _score_of(self, y: Array, means: Array) -> float:
-        return float(accuracy_score(y, means.argmax(axis=1)))
+        return float(self._oob_function(accuracy_score)(y, means.argmax(axis=1)))
 
 
 class ForestOfNumbers(RegressorMixin, Forest):
@@ -478,8 +433,7 @@ class ForestOfNumbers(RegressorMixin, Forest):
             ValueError: The arguments do not fit together.
             RemoteError: A task failed.
         """
-        encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True)
+        data, categories = self._data(X, y, sample_weight, y_numeric=True)
         return self._fit(data.mapped(float_targets), 0, categories, {})
 
     def predict(self, X: Any) -> Array:
@@ -499,4 +453,4 @@ class ForestOfNumbers(RegressorMixin, Forest):
         self.oob_prediction_ = means[:, 0]
 
     def _score_of(self, y: Array, means: Array) -> float:
-        return float(r2_score(y, means[:, 0]))
+        return float(self._oob_function(r2_score)(y, means[:, 0]))

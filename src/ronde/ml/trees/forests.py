@@ -8,7 +8,7 @@ bits for any number of tasks and threads, and after a lost task.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ronde._native import forest_draw, forest_grow, forest_identify
 from ronde.comqueue import IterationStep
 from ronde.errors import UsageError
+from ronde.ml.source_data import is_sparse
 from ronde.ml.trees.bins import Bins
 from ronde.ml.trees.boosting import read_rows
 from ronde.ml.trees.growing import BinnedTask, tree_seed
@@ -34,6 +35,8 @@ MOST_DEPTH = 1 << 40  # of a tree without a limit
 MOST_DRAWS = 16  # of a row for a tree, with 1 to spare (cpp/trees/forest.cc)
 MOST_REPEATS = 64  # a weight that is a whole number up to this one stands for that many rows
 WORK_OF_A_ROW = 16  # in a tree, relative to a step of a row down a tree
+# Of extra trees, whose borders are drawn from the range of values: bins of equal numbers of rows are wide at both ends.
+BINS_BY_RANGE = 0.5
 NATIVE_NODES = ("column", "bin", "left", "missing_left", "categories", "value", "gain", "count")
 
 
@@ -167,7 +170,8 @@ class ForestStep:
 
     def _begin(self, c: IterationStep) -> ForestTask:
         rules = self._rules
-        own, y, _ = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed)
+        by_range = BINS_BY_RANGE if rules.is_extra_random else 0.0
+        own, y, _ = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed, by_range)
         parts = c.gather((_as_columns(own.binned, len(y), own.bins.num_columns), y, own.weights))
         columns = np.concatenate([part for part, _, _ in parts], axis=1).reshape(-1)
         all_y = np.concatenate([part for _, part, _ in parts])
@@ -250,7 +254,7 @@ def _ranges(c: IterationStep, own: BinnedTask) -> tuple[Array, Array]:
     columns = own.bins.num_columns
     lows, highs = np.full((columns, MOST_BINS), np.inf), np.full((columns, MOST_BINS), -np.inf)
     binned, at = _as_columns(own.binned, len(c.row_range), columns), 0
-    for X in (block.X for block in c.blocks) if c.is_streamed else [c.data.X]:
+    for X in _dense_parts(c):
         rows = np.arange(at, at + len(X))
         is_used = np.ones(len(X), bool) if own.weights is None else own.weights[rows] > 0
         for column in np.flatnonzero(~own.bins.is_categorical.astype(bool)).tolist():
@@ -261,6 +265,12 @@ def _ranges(c: IterationStep, own: BinnedTask) -> tuple[Array, Array]:
     c.reduce_in_place(lows, Min)
     c.reduce_in_place(highs, Max)
     return lows.reshape(-1), highs.reshape(-1)
+
+
+def _dense_parts(c: IterationStep) -> Iterator[Array]:
+    """Yield the rows of this task in their order, of sparse ones some at a time."""
+    for X in (block.X for block in c.blocks) if c.is_streamed or is_sparse(c.data.X) else [c.data.X]:
+        yield X.toarray() if is_sparse(X) else X
 
 
 def _as_columns(binned: Array, num_rows: int, num_columns: int) -> Array:

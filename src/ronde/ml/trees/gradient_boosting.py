@@ -16,7 +16,6 @@ from sklearn.utils.validation import check_is_fitted
 from ronde.ml.base import fitting
 from ronde.ml.fitted_forms import ClassesForm, FittedForm
 from ronde.ml.linear.linear_model import float_targets, with_class_numbers
-from ronde.ml.training_data import training_data
 from ronde.ml.trees.boosted_estimator import GradientBoosting
 from ronde.ml.trees.losses import (
     LOGISTIC,
@@ -63,9 +62,11 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
             one group; columns that no group names are another one. "pairwise": any two columns; "no_interactions": one
             column; None: any.
         warm_start: Whether a second fit keeps the trees of the first, and adds others.
-        early_stopping: Whether the fit ends when the loss does not fall any more ("auto": with more than 10,000 rows).
+        early_stopping: Whether the fit ends when the loss does not fall any more ("auto": with more than 10,000 rows or
+            with X_val).
         validation_fraction: Which part of the rows is held out for that (None: none is; the loss of all rows counts).
-        scoring: "loss".
+        scoring: What judges a step for early stopping: "loss"; the name of a scorer of scikit-learn or a function of
+            model, X and y, whose score rises; None: the method `score`. Other than the loss needs rows in memory.
         n_iter_no_change: For how many steps the loss does not fall.
         tol: By how much it has to fall.
         random_state: An int or a `numpy.random.RandomState`; None: 0.
@@ -80,10 +81,12 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
 
     Attributes:
         n_iter_: The number of steps.
-        train_score_: The negative loss before the first step and after each.
-        validation_score_: That of rows held out; empty if none are.
+        train_score_: The negative loss before the first step and after each; with early stopping by another `scoring`
+            the scores of at most about 10,000 rows of the fit.
+        validation_score_: That of the rows of the validation, held out or given; empty if there are none.
         feature_importances_: How much the splits of each column lower the loss, with the sum 1.
-        history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
+        history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out or given; by another
+            `scoring` also `score` and `validation_score`.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
@@ -111,7 +114,7 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         interaction_cst: Any = None,
         warm_start: bool = False,
         early_stopping: bool | str = "auto",
-        scoring: str = "loss",
+        scoring: Any = "loss",
         validation_fraction: float | None = 0.1,
         n_iter_no_change: int = 10,
         tol: float = 1e-7,
@@ -140,7 +143,16 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         self.on, self.verbose = on, verbose
 
     @fitting
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+    ) -> Self:
         """Fit the model; return it.
 
         Args:
@@ -148,6 +160,10 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
                 files, a Spark data frame, or what `ronde.comqueue.read` returns.
             y: The targets, shape (rows,); or the name of a column of X.
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
+            X_val: Rows in memory that do not grow trees, and by whose loss or score the fit ends early, shape
+                (other rows, features) (None: `validation_fraction` of the rows are held out).
+            y_val: Their targets, shape (other rows,).
+            sample_weight_val: Their weights, shape (other rows,), not negative (None: 1 for each row).
 
         Raises:
             ValueError: The arguments do not fit together, or y does not suit the loss.
@@ -156,11 +172,13 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         if self.loss == "quantile" and self.quantile is None:
             raise ValueError("When loss='quantile', quantile must be a number between 0 and 1")
         loss = self._loss
-        encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, y_numeric=True)
+        data, categories = self._data(X, y, sample_weight, y_numeric=True)
         are_all = isinstance(data.rows, Mapping)
         data = data.mapped(partial(checked_targets, loss=loss, name=str(self.loss), are_all=are_all))
-        return self._fit(data, loss, categories, {})
+        given = self._given_rows(
+            X_val, y_val, sample_weight_val, categories, partial(targets_for, loss, self.loss)
+        )
+        return self._fit(data, loss, categories, {}, given)
 
     def predict(self, X: Any) -> Array:
         """Return the predicted numbers, float64 of shape (rows,).
@@ -215,10 +233,12 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
     Attributes:
         classes_: The classes, sorted.
         n_iter_: The number of steps.
-        train_score_: The negative loss before the first step and after each.
-        validation_score_: That of rows held out; empty if none are.
+        train_score_: The negative loss before the first step and after each; with early stopping by another `scoring`
+            the scores of at most about 10,000 rows of the fit.
+        validation_score_: That of the rows of the validation, held out or given; empty if there are none.
         feature_importances_: How much the splits of each column lower the loss, with the sum 1.
-        history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out.
+        history_: A `History` with `step`, `loss`, and `validation_loss` if rows are held out or given; by another
+            `scoring` also `score` and `validation_score`.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
@@ -250,7 +270,7 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         interaction_cst: Any = None,
         warm_start: bool = False,
         early_stopping: bool | str = "auto",
-        scoring: str = "loss",
+        scoring: Any = "loss",
         validation_fraction: float | None = 0.1,
         n_iter_no_change: int = 10,
         tol: float = 1e-7,
@@ -283,22 +303,35 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         self.on, self.verbose = on, verbose
 
     @fitting
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        X_val: Any = None,
+        y_val: Any = None,
+        sample_weight_val: Any = None,
+    ) -> Self:
         """Fit the model; return it.
 
         Args:
             X: As of `GradientBoostingRegressor.fit`.
             y: The classes, shape (rows,): numbers or texts; or the name of a column of X, with numbers.
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
+            X_val: Rows in memory that do not grow trees, and by whose loss or score the fit ends early, shape
+                (other rows, features) (None: `validation_fraction` of the rows are held out).
+            y_val: Their targets, shape (other rows,).
+            sample_weight_val: Their weights, shape (other rows,), not negative (None: 1 for each row).
 
         Raises:
             ValueError: The arguments do not fit together, or y has only one class.
             RemoteError: A task failed.
         """
-        encoded, categories = self._encoded(X)
-        data = training_data(self, encoded, y, sample_weight, ensure_all_finite=False, are_classes=True)
+        data, categories = self._data(X, y, sample_weight, are_classes=True)
         data, classes = with_class_numbers(data, self.class_weight)
-        return self._fit(data, loss_of_classes(len(classes)), categories, {"classes_": classes})
+        given = self._given_rows(X_val, y_val, sample_weight_val, categories, partial(class_numbers, classes))
+        return self._fit(data, loss_of_classes(len(classes)), categories, {"classes_": classes}, given)
 
     def decision_function(self, X: Any) -> Array:
         """Return the scores: shape (rows,) for two classes, where a positive one stands for the second class; else
@@ -399,6 +432,22 @@ def checked_targets(parts: dict[str, Any], loss: BoostingLoss, name: str, are_al
     if problem := loss.targets_problem(checked["y"], name, are_all):
         raise ValueError(problem)
     return checked
+
+
+def targets_for(loss: BoostingLoss, name: Any, y: Array) -> Array:
+    """Return targets of the validation as float64. Raises ValueError unless they suit the loss of that name."""
+    y = np.ascontiguousarray(y, np.float64)
+    if problem := loss.targets_problem(y, str(name), are_all=False):
+        raise ValueError(f"y_val: {problem}")
+    return y
+
+
+def class_numbers(classes: Array, y: Array) -> Array:
+    """Return the numbers of classes, float64. Raises ValueError if y has others than the fit."""
+    unknown = sorted(set(np.unique(y).tolist()) - set(classes.tolist()), key=str)
+    if unknown:
+        raise ValueError(f"y_val has the classes {unknown}, and y has {classes.tolist()}: expected no others")
+    return np.searchsorted(classes, y).astype(np.float64)
 
 
 def loss_of_classes(classes: int) -> BoostingLoss:

@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_consistent_length, column_or_1d
-from sklearn.utils._param_validation import Interval
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import _check_sample_weight
 
 from ronde.ml.base import fitting
 from ronde.ml.linear.linear_model import float_targets
-from ronde.ml.training_data import training_data
 from ronde.ml.trees.boosted_estimator import GradientBoosting
 from ronde.ml.trees.losses import ranking_loss
 from ronde.ml.trees.queries import (
@@ -62,6 +61,7 @@ class GradientBoostingRanker(GradientBoosting):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **GradientBoosting._parameter_constraints,
+        "scoring": [StrOptions({"loss"})],
         "ndcg_at": [Interval(Integral, 1, None, closed="left")],
     }
 
@@ -130,10 +130,7 @@ class GradientBoostingRanker(GradientBoosting):
             raise ValueError("qid is None: expected the query of each row, as in fit(X, y, qid=queries)")
         if not isinstance(qid, str):
             check_queries_of_rows(qid)
-        encoded, categories = self._encoded(X)
-        data = training_data(
-            self, encoded, y, sample_weight, qid=qid, ensure_all_finite=False, y_numeric=True
-        )
+        data, categories = self._data(X, y, sample_weight, qid=qid, y_numeric=True)
         if isinstance(data.rows, Mapping) and "sample_weight" in data.rows:
             check_weights(data.rows["sample_weight"], query_starts(data.rows["qid"]))
         return self._fit(data.mapped(checked_relevances), ranking_loss(self.ndcg_at), categories, {})

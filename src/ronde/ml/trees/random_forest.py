@@ -30,7 +30,8 @@ class RandomForestClassifier(ForestOfClasses):
             next.
         min_impurity_decrease: A split has to lower the impurity, times the node's part of the weight, by so much.
         bootstrap: Whether each tree draws its rows, with replacement.
-        oob_score: Whether trees predict the rows that they have not drawn.
+        oob_score: Whether trees predict the rows that they have not drawn; or a function that returns `oob_score_`, of
+            the numbers of classes of the rows and of those predicted.
         random_state: An int or a `numpy.random.RandomState`; None: 0.
         verbose: Whether to print a line for each step, which adds a quarter of the trees.
         warm_start: Whether a second fit keeps the trees of the first, and adds others.
@@ -66,7 +67,7 @@ class RandomForestClassifier(ForestOfClasses):
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
         bootstrap: bool = True,
-        oob_score: bool = False,
+        oob_score: Any = False,
         random_state: Any = None,
         verbose: int = 0,
         warm_start: bool = False,
@@ -118,7 +119,8 @@ class RandomForestRegressor(ForestOfNumbers):
             next.
         min_impurity_decrease: A split has to lower the impurity, times the node's part of the weight, by so much.
         bootstrap: Whether each tree draws its rows, with replacement.
-        oob_score: Whether trees predict the rows that they have not drawn.
+        oob_score: Whether trees predict the rows that they have not drawn; or a function that returns `oob_score_`, of
+            the targets of the rows and of the predictions.
         random_state: An int or a `numpy.random.RandomState`; None: 0.
         verbose: Whether to print a line for each step, which adds a quarter of the trees.
         warm_start: Whether a second fit keeps the trees of the first, and adds others.
@@ -151,7 +153,7 @@ class RandomForestRegressor(ForestOfNumbers):
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
         bootstrap: bool = True,
-        oob_score: bool = False,
+        oob_score: Any = False,
         random_state: Any = None,
         verbose: int = 0,
         warm_start: bool = False,
@@ -201,7 +203,8 @@ class ExtraTreesClassifier(ForestOfClasses):
             next.
         min_impurity_decrease: A split has to lower the impurity, times the node's part of the weight, by so much.
         bootstrap: Whether each tree draws its rows, with replacement.
-        oob_score: Whether trees predict the rows that they have not drawn.
+        oob_score: Whether trees predict the rows that they have not drawn; or a function that returns `oob_score_`, of
+            the numbers of classes of the rows and of those predicted.
         random_state: An int or a `numpy.random.RandomState`; None: 0.
         verbose: Whether to print a line for each step, which adds a quarter of the trees.
         warm_start: Whether a second fit keeps the trees of the first, and adds others.
@@ -239,7 +242,7 @@ class ExtraTreesClassifier(ForestOfClasses):
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
         bootstrap: bool = False,
-        oob_score: bool = False,
+        oob_score: Any = False,
         random_state: Any = None,
         verbose: int = 0,
         warm_start: bool = False,
@@ -291,7 +294,8 @@ class ExtraTreesRegressor(ForestOfNumbers):
             next.
         min_impurity_decrease: A split has to lower the impurity, times the node's part of the weight, by so much.
         bootstrap: Whether each tree draws its rows, with replacement.
-        oob_score: Whether trees predict the rows that they have not drawn.
+        oob_score: Whether trees predict the rows that they have not drawn; or a function that returns `oob_score_`, of
+            the targets of the rows and of the predictions.
         random_state: An int or a `numpy.random.RandomState`; None: 0.
         verbose: Whether to print a line for each step, which adds a quarter of the trees.
         warm_start: Whether a second fit keeps the trees of the first, and adds others.
@@ -326,7 +330,7 @@ class ExtraTreesRegressor(ForestOfNumbers):
         max_leaf_nodes: int | None = None,
         min_impurity_decrease: float = 0.0,
         bootstrap: bool = False,
-        oob_score: bool = False,
+        oob_score: Any = False,
         random_state: Any = None,
         verbose: int = 0,
         warm_start: bool = False,

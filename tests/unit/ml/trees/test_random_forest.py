@@ -175,6 +175,28 @@ def test_the_scale_of_the_targets_does_not_matter(factor: float) -> None:
     np.testing.assert_allclose(scaled / factor, RandomForestRegressor(3).fit(X, Y).predict(X), rtol=1e-6)
 
 
+def test_a_function_scores_rows_out_of_bag_and_a_warm_start_adds_the_score() -> None:
+    model = fitted(RandomForestClassifier, n_estimators=30, warm_start=True)
+    with pytest.warns(UserWarning, match="does not fit new trees"):
+        model.set_params(oob_score=lambda y, found: 100 * (y == found).mean()).fit(X, CLASSES)
+    other = fitted(RandomForestClassifier, n_estimators=30, oob_score=True)
+    assert model.oob_score_ == pytest.approx(100 * other.oob_score_)
+
+
+def test_all_rows_may_be_of_one_class(tmp_path: Path) -> None:
+    model = ExtraTreesClassifier(3).fit(X, np.full(300, "one"))
+    model.save(tmp_path / "model")
+    assert ronde.ml.load(tmp_path / "model").predict(X[:2]).tolist() == ["one", "one"]
+    assert model.predict_proba(X).tolist() == [[1.0]] * 300
+
+
+def test_several_outputs_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"sklearn\.multioutput\.MultiOutputRegressor\(RandomForestRegressor"
+    ):
+        RandomForestRegressor().fit(X, X[:, :2])
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -182,7 +204,7 @@ def test_the_scale_of_the_targets_does_not_matter(factor: float) -> None:
         ({"bootstrap": False, "max_samples": 5}, "`max_samples` cannot be set"),
         ({"max_samples": 999}, "must be <= n_samples=300"),
         ({"categorical_features": [7]}, "has 7: expected a number below 5"),
-        ({"categorical_features": [True]}, "a mask of shape"),
+        ({"categorical_features": [True]}, "as a boolean mask must have shape"),
     ],
 )
 def test_wrong_arguments(params: dict[str, Any], message: str) -> None:
