@@ -35,7 +35,8 @@ class SparkTrees:
             .getOrCreate()
         )
         self._session.sparkContext.setLogLevel("ERROR")
-        self._threads = threads
+        self._threads, self._files = threads, 0
+        self._folder = tempfile.TemporaryDirectory()  # removed with this object
         if is_boosting:
             self._trees = GBTClassifier(maxIter=trees, maxDepth=depth, maxBins=255, stepSize=0.1, seed=0)
         else:
@@ -68,7 +69,8 @@ class SparkTrees:
         from pyspark.ml.feature import VectorAssembler
 
         names = [f"x{number}" for number in range(data.shape[1])]
-        path = Path(tempfile.mkdtemp(), "rows.parquet")
+        self._files += 1
+        path = Path(self._folder.name, f"{self._files}.parquet")
         table = pa.table([*data.T, y.astype(float), np.arange(len(data))], names=[*names, "label", "number"])
         parquet.write_table(table, path, row_group_size=-(-len(data) // self._threads))
         frame = self._session.read.parquet(str(path)).repartition(self._threads)
