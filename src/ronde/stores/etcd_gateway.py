@@ -165,8 +165,8 @@ class Gateway:
             self.post("kv/range", {"key": "AA==", "keys_only": True}, timeout_ns, at_first=True)
         except PeerLostError as error:
             reason = str(error).partition(": ")[2]
-            # A server without TLS closes such a connection, or does not answer. Or etcd is starting.
-            if "EOF" in reason or "handshake" in reason:
+            # A server without TLS closes or resets such a connection, or does not answer. Or etcd is starting.
+            if self.endpoints.tls and any(word in reason for word in ("EOF", "handshake", "reset")):
                 reason += f"; {NO_TLS}"
             message = f"waited {timeout_ns / 1e9:g} s for the store at etcd:{self.endpoints}: {reason}"
             raise errors.TimeoutError(message, operation="store", waited_ns=timeout_ns) from None
