@@ -53,7 +53,8 @@ LOCK_NS = 30 * 10**9  # how long another client may keep the lock, for which it 
 COMPACT_BYTES = 1 << 20  # smaller files are not worth compacting
 COMPACT_RATIO = 4  # how many times larger than its content a file may be
 
-_MAGIC = b"a store of Ronde, 2 "
+_NAME = b"a store of Ronde, "
+_MAGIC = _NAME + b"2 "
 _CURRENT, _REPLACED = b".\n", b"!\n"
 _BEGIN = len(_MAGIC) + len(_CURRENT)
 _MUTEX = 1 << 62
@@ -75,6 +76,7 @@ class _ChangeKind(IntEnum):
     POP = 4
     HOLD = 5  # by the client with this number
     NUMBER = 6  # the highest number of a client
+    APPEND = 7
 
 
 def _entry(kind: _ChangeKind, name: bytes = b"", value: bytes = b"", number: int = 0) -> bytes:
@@ -217,6 +219,8 @@ class FileStore(TableStore):
                 yield _entry(_ChangeKind.DELETE, name)
             elif name in holders:
                 yield _entry(_ChangeKind.HOLD, name, value, holders[name])
+            elif suffix := self._table.appended(name):  # a value that grows is not written again and again
+                yield _entry(_ChangeKind.APPEND, name, suffix)
             else:
                 yield _entry(_ChangeKind.SET, name, value)
 
@@ -242,6 +246,8 @@ class FileStore(TableStore):
             match kind:
                 case _ChangeKind.SET:
                     table.set(name, value)
+                case _ChangeKind.APPEND:
+                    table.append(name, value)
                 case _ChangeKind.DELETE:
                     table.delete(name)
                 case _ChangeKind.PUSH:
@@ -501,6 +507,11 @@ class FileLog:
         return PeerLostError(f"the store at file:{self.path} is damaged at byte {self._end}; remove the file")
 
     def _foreign(self) -> UsageError:
+        if os.pread(self._fd, len(_NAME), 0) == _NAME:
+            return UsageError(
+                f"the file {self.path} is a store of another version of Ronde; if no job uses it, remove it and "
+                f"{self.path}.alive, or give the store another path"
+            )
         return UsageError(f"the file {self.path} is not a store; give the store another path")
 
 

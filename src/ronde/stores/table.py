@@ -215,6 +215,13 @@ class Table:
             if kind != "key":
                 yield kind, name, value
 
+    def appended(self, key: bytes) -> bytes | None:
+        """Return what the changes since `begin_changes` appended to the key's value; None: they did something else."""
+        changes = self._undo or ()
+        old: bytes | None = next((old for kind, name, old in changes if kind == "key" and name == key), None)
+        value = self._values.get(key)
+        return value[len(old) :] if old and value is not None and value.startswith(old) else None
+
     def keep_changes(self) -> None:
         """Keep all changes since `begin_changes`, and stop recording."""
         self._undo = None

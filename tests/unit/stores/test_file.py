@@ -96,6 +96,26 @@ def test_a_file_that_is_no_store_is_left_alone(path: Path) -> None:
     assert path.read_text().startswith("precious")
 
 
+def test_a_store_of_another_version_is_named_as_one(path: Path) -> None:
+    store = FileStore(path)
+    store.set("a", b"1")
+    store.close()
+    path.write_bytes(path.read_bytes().replace(b"Ronde, 2 ", b"Ronde, 1 "))
+    with pytest.raises(
+        UsageError, match="is a store of another version of Ronde; if no job uses it, remove it"
+    ):
+        FileStore(path)
+
+
+def test_a_value_that_grows_is_not_written_again(path: Path) -> None:
+    store = FileStore(path)
+    for _ in range(100):
+        store.append("a", bytes(100))
+    assert content(path) == {"a": bytes(100 * 100)}
+    assert path.stat().st_size < 2 * 100 * 100
+    store.close()
+
+
 def test_a_path_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path, "Is a directory"),
