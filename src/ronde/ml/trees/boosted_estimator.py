@@ -287,9 +287,9 @@ class GradientBoosting(TreeEstimator):
                 f'scoring={self.scoring!r} needs rows in memory, and X is a source of rows: scoring="loss" does not'
             )
         check_scoring(self, scoring=self.scoring)  # before tasks start
-        model = type(self)(**{**self.get_params(deep=False), "on": None, "verbose": 0})
-        for name, value in {**others, "n_features_in_": data.num_features}.items():
-            setattr(model, name, value)
+        model = type(self).__new__(type(self))  # a derived class may have other parameters
+        known = {name: value for name, value in vars(self).items() if not name.endswith("_")}
+        model.__dict__ |= {**known, **others, "n_features_in_": data.num_features, "on": None, "verbose": 0}
         return Scoring(model, self.scoring, partial(attributes_of, others=others))
 
     def _rules(

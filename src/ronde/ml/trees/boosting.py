@@ -18,7 +18,7 @@ from scipy.sparse import vstack
 from ronde._native import tree_derive
 from ronde.comqueue import IterationStep
 from ronde.ml.source_data import is_sparse
-from ronde.ml.trees.bins import Bins, chosen_rows, find_bins, sample_size
+from ronde.ml.trees.bins import Bins, chosen_rows, find_bins, hashed_rows, sample_size
 from ronde.ml.trees.growing import (
     BinnedTask,
     GrownTree,
@@ -33,7 +33,7 @@ from ronde.ml.trees.losses import BoostingLoss, OwnLoss, derive_own
 from ronde.ml.trees.queries import TaskQueries, task_queries
 from ronde.ml.trees.trees import Tree, add_predictions, joined_trees, thread_count
 from ronde.ml.trees.validation import ROWS_OF_SCORES, GivenRows, ScoredRows, Scoring, joined_rows
-from ronde.types import Max
+from ronde.types import Max, Min
 
 __all__ = ["BoostingReport", "BoostingRules", "BoostingStep", "first_state", "read_rows", "record_of"]
 
@@ -213,7 +213,7 @@ class BoostingStep:
         rows, y, block_starts = read_rows(c, rules.max_bins, rules.is_categorical, rules.seed + SAMPLE)
         weights = np.ones(len(y)) if rows.weights is None else rows.weights
         queries = self._queries(c, y, weights) if loss.truncation else None
-        is_held = self._held_rows(c, rows, len(y)) if queries is None else _rows_of_held(queries, len(y))
+        is_held = self._held_rows(c, rows, y) if queries is None else _rows_of_held(queries, len(y))
         used = weights if is_held is None else np.where(is_held, 0.0, weights)
         sums = self._sums(c, block_starts, used, weights, y)
         scores = np.zeros((len(y), loss.score_count))
@@ -265,19 +265,51 @@ class BoostingStep:
         fraction = ROWS_OF_SCORES / max(1, task.rows.num_rows)
         chosen = ~held
         if fraction < 1:
-            chosen &= chosen_rows(self._rules.seed + SCORED, range(first, first + count), fraction)
+            seed, numbers = self._rules.seed + SCORED, range(first, first + count)
+            chosen &= chosen_rows(seed, numbers, fraction)
+            chosen = self._with_each_class(c, chosen, ~held, task.y, task.rows.weights, seed, numbers)
         of_fit = joined_rows(c, chosen, task.y, task.rows.weights)
         if task.given is not None:
             given = task.given.rows
             return of_fit, ScoredRows(None, given.X, given.y, given.weights)
         return of_fit, None if task.is_held is None else joined_rows(c, held, task.y, task.rows.weights)
 
-    def _held_rows(self, c: IterationStep, rows: BinnedTask, count: int) -> Array | None:
-        fraction = self._rules.held_fraction
+    def _with_each_class(
+        self,
+        c: IterationStep,
+        chosen: Array,
+        candidates: Array,
+        y: Array,
+        weights: Array | None,
+        seed: int,
+        numbers: range,
+    ) -> Array:
+        """Return the chosen rows and, if a scorer gets them, one of each class of which none is chosen.
+
+        Many scorers fail if a class is absent. A class with one candidate has none.
+        """
+        classes = 0 if self._rules.scoring is None else self._rules.scoring.num_classes
+        if not classes:
+            return chosen
+        of_class, hashes = y.astype(np.intp), hashed_rows(seed, np.arange(numbers.start, numbers.stop))
+        candidates = candidates if weights is None else candidates & (weights > 0)
+        counts = np.stack(
+            [np.bincount(of_class[each], minlength=classes) for each in (chosen & candidates, candidates)]
+        )
+        c.reduce_in_place(counts)
+        least = np.full(classes, np.iinfo(np.uint64).max, np.uint64)
+        np.minimum.at(least, of_class[candidates], hashes[candidates])
+        c.reduce_in_place(least, Min)
+        is_missing = (counts[0] == 0) & (counts[1] > 1)
+        return np.asarray(chosen | candidates & is_missing[of_class] & (hashes == least[of_class]))
+
+    def _held_rows(self, c: IterationStep, rows: BinnedTask, y: Array) -> Array | None:
+        fraction, count = self._rules.held_fraction, len(y)
         if not fraction:
             return None
-        numbers = range(rows.first_row, rows.first_row + count)
-        is_held = chosen_rows(self._rules.seed + HELD, numbers, fraction)
+        seed, numbers = self._rules.seed + HELD, range(rows.first_row, rows.first_row + count)
+        is_held = chosen_rows(seed, numbers, fraction)
+        is_held = self._with_each_class(c, is_held, np.ones(count, bool), y, rows.weights, seed, numbers)
         counted = is_held if rows.weights is None else is_held & (rows.weights > 0)
         found = np.array(
             [counted.sum(), (~counted if rows.weights is None else ~is_held & (rows.weights > 0)).sum()]

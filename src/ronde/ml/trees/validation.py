@@ -55,6 +55,8 @@ def given_rows(
     X, y, weights = given
     if X is None and y is None and weights is None:
         return None
+    if X is None and y is None:
+        raise ValueError("sample_weight_val is provided, but X_val and y_val were not provided.")
     if y is None:
         raise ValueError("X_val is provided, but y_val was not provided.")
     if X is None:
@@ -92,6 +94,11 @@ class Scoring:
         self, model: Any, scorer: Any, attributes_of: Callable[[Any, Any], Mapping[str, Any]]
     ) -> None:
         self._model, self._scorer, self._attributes_of = model, scorer, attributes_of
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are; 0: the targets are numbers."""
+        return len(getattr(self._model, "classes_", ()))
 
     def score(self, rows: ScoredRows, scores: Array, state: Any) -> float:
         """Return the score of rows on task 0. `scores`: of the rows, before the loss makes predictions of them."""

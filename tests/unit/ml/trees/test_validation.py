@@ -72,6 +72,27 @@ def test_a_scorer_gets_classes_and_may_predict_other_rows(held: float | None) ->
     assert {"score", "loss"} <= model.history_[-1].keys()
 
 
+def test_a_scorer_gets_each_class_however_rare() -> None:
+    y = np.where(np.arange(600) % 200 == 7, "rare", NAMES)
+    for seed in range(3):
+        models = [
+            classifier(tasks, scoring="neg_log_loss", max_iter=2, random_state=seed).fit(X, y)
+            for tasks in (1, 3)
+        ]
+        assert models[0].validation_score_.tobytes() == models[1].validation_score_.tobytes()
+
+
+class Short(GradientBoostingClassifier):
+    """A derived class with other parameters."""
+
+    def __init__(self, max_iter: int = 3) -> None:
+        super().__init__(max_iter=max_iter, scoring="accuracy", early_stopping=True)
+
+
+def test_a_scorer_in_a_derived_class() -> None:
+    assert len(Short().fit(X, NAMES).validation_score_) == 4
+
+
 def test_a_warm_start_goes_on_with_its_scores() -> None:
     params: dict[str, Any] = {"warm_start": True, "early_stopping": True, "scoring": "r2", "random_state": 3}
     whole = GradientBoostingRegressor(max_iter=12, **params).fit(X, Y)
@@ -86,6 +107,7 @@ def test_a_warm_start_goes_on_with_its_scores() -> None:
     [
         ({"X_val": X}, "y_val was not provided"),
         ({"y_val": NAMES}, "X_val was not provided"),
+        ({"sample_weight_val": np.ones(600)}, "X_val and y_val were not provided"),
         ({**GIVEN, "X_val": X}, "inconsistent numbers"),
         ({**GIVEN, "X_val": X[400:, :2]}, "expecting 4 features"),
         ({**GIVEN, "y_val": ["may", *NAMES[401:]]}, r"y_val has the classes \['may'\]"),
