@@ -122,6 +122,7 @@ def test_a_worker_and_then_its_host_are_lost(world: World) -> None:
         first = places(job, 3)
         os.kill(first[1].pid, signal.SIGKILL)
         second = places(job, 3, after=first)
+        wait_for(lambda: any(world.folder.glob("steps.host-1")))
         world.hosts.disconnect(1)
         third = places(job, 2)
         wait_for(lambda: not world.processes(1))
