@@ -17,13 +17,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import socket
 import stat
-import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -282,20 +281,20 @@ def _make(request: _Request, get_store: Callable[[], Any] | None = None, **place
         store = {} if get_store is None else {"store": get_store()}
         _own.make(request.backend or None, **request.named, **place, **store)
 
-    with _noted() as opened:
+    with _noted():
         if request.backend == "ronde":
             make()  # its waits end when the round is over
             return
         try:
-            _call_bounded(make, opened)
+            _call_bounded(make)
         except Exception:
             if not dist.is_initialized():
                 distributed_c10d._world.group_count = 0  # a part of the names, which all ranks must agree on
             raise
 
 
-def _call_bounded(make: Callable[[], Any], opened: _NativeSockets) -> Any:
-    mine = membership()
+def _call_bounded(make: Callable[[], Any]) -> Any:
+    mine, before = membership(), _open_sockets()
     if mine is None:
         return make()
 
@@ -304,7 +303,7 @@ def _call_bounded(make: Callable[[], Any], opened: _NativeSockets) -> Any:
         return mine.lost if _own.is_training else mine.over
 
     try:
-        return call_until_over(make, why_over, lambda: _shut_down_all(opened.found()))
+        return call_until_over(make, why_over, lambda: _shut_down_all(_of_native_code(_opened_since(before))))
     except Exception as error:
         # The connection to a lost rank breaks before the launcher says that the rank is lost.
         if isinstance(error, PeerError) or not is_peer_loss(error):
@@ -377,59 +376,24 @@ def _noting_sockets(make: Callable[..., Any]) -> Callable[..., Any]:
     def making(*arguments: Any, **named: Any) -> Any:
         if membership() is None:
             return make(*arguments, **named)
-        with _noted() as opened:
+        with _noted():
             if hasattr(dist.group.WORLD, "reconfigure_with") and named.get("backend") in (None, "ronde"):
                 return make(*arguments, **named)
-            return _call_bounded(lambda: make(*arguments, **named), opened)
+            return _call_bounded(lambda: make(*arguments, **named))
 
     return making
 
 
 @contextmanager
-def _noted() -> Iterator[_NativeSockets]:
-    """Note the sockets that native code opens within the block as those of groups."""
-    opened = _NativeSockets()
+def _noted() -> Iterator[None]:
+    """Note the sockets that are opened within the block as those of groups."""
+    before = _open_sockets()
     try:
-        yield opened
+        yield
     finally:
         after = _open_sockets()
         _own.sockets = {fd: inode for fd, inode in _own.sockets.items() if after.get(fd) == inode}
-        _own.sockets.update(opened.found())
-
-
-class _NativeSockets:
-    """The sockets that native code has opened since this object was made; those of Python code are left out.
-
-    The TCP connections of groups belong to C++ code. So do those of a database driver in C, for example, which are
-    taken for a group's if another thread opens them in the milliseconds in which a group is made: nothing tells them
-    apart. Python tells each socket that it opens to an audit hook, so no search through all objects is needed.
-    """
-
-    _of_python: weakref.WeakValueDictionary[int, socket.socket] | None = (
-        None  # by `id`; None: there is no hook yet
-    )
-
-    def __init__(self) -> None:
-        if _NativeSockets._of_python is None:
-            _NativeSockets._of_python = weakref.WeakValueDictionary()
-            sys.addaudithook(_NativeSockets._hear)
-        self._before = _open_sockets()
-
-    def found(self) -> dict[int, int]:
-        """Return their descriptors, with the inode of each."""
-        opened = {fd: inode for fd, inode in _open_sockets().items() if self._before.get(fd) != inode}
-        assert self._of_python is not None
-        # Other threads add sockets meanwhile, so no iteration over the dictionary itself.
-        owned = {
-            each.fileno() for reference in self._of_python.valuerefs() if (each := reference()) is not None
-        }
-        return {fd: inode for fd, inode in opened.items() if fd not in owned}
-
-    @classmethod
-    def _hear(cls, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "socket.__new__" and isinstance(arguments[0], socket.socket):
-            assert cls._of_python is not None
-            cls._of_python[id(arguments[0])] = arguments[0]
+        _own.sockets.update(_opened_since(before))
 
 
 def _shut_down_sockets() -> None:
@@ -437,7 +401,7 @@ def _shut_down_sockets() -> None:
     noted, _own.sockets = _own.sockets, {}
     if all(hasattr(group, "reconfigure_with") for group in list(distributed_c10d._world.pg_names)):
         return
-    _shut_down_all(noted)
+    _shut_down_all(_of_native_code(noted))
 
 
 def _shut_down_all(sockets: dict[int, int]) -> None:
@@ -455,6 +419,23 @@ def _shut_down(fd: int) -> None:
             copied.shutdown(socket.SHUT_RDWR)
     finally:
         copied.close()
+
+
+def _of_native_code(sockets: dict[int, int]) -> dict[int, int]:
+    """Return those that no Python object owns: another thread may open sockets while groups are made.
+
+    The TCP connections of groups belong to C++ code. So do those of a database driver in C, for example, which could be
+    taken for a group's if another thread opens them in these milliseconds.
+    """
+    if not sockets:
+        return {}
+    # Not `isinstance`: that asks proxies for their class, which may raise, as a dead weak reference does, or warn.
+    owned = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
+    return {fd: inode for fd, inode in sockets.items() if fd not in owned}
+
+
+def _opened_since(before: dict[int, int]) -> dict[int, int]:
+    return {fd: inode for fd, inode in _open_sockets().items() if before.get(fd) != inode}
 
 
 def _open_sockets() -> dict[int, int]:
