@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 
 import pytest
 
@@ -54,14 +55,19 @@ def test_errors_of_ronde() -> None:
     assert is_peer_loss(ronde.AbortedError("rank 1 aborted", 1))
 
 
+class Object:
+    """Of which there are weak references."""
+
+
 def test_only_tcp_connections_of_native_code_are_taken_for_those_of_groups() -> None:
-    opened = process_groups._NativeSockets()
+    before = process_groups._open_sockets()
+    dead = weakref.proxy(Object())  # raises if it is asked for its class
     with socket.create_server(("127.0.0.1", 0)) as listener:
         mine = [socket.create_connection(listener.getsockname()) for _ in range(2)]
         theirs = [listener.accept()[0] for _ in mine]
         here, there = socket.socketpair()
         native = [mine.pop(0).detach(), here.detach()]  # as if C++ code had opened them
-        process_groups._shut_down_all(opened.found())
+        process_groups._shut_down_all(process_groups._of_native_code(process_groups._opened_since(before)))
     for each in (*theirs, there):
         each.setblocking(False)
     assert theirs[0].recv(1) == b"", "it has ended"
@@ -72,3 +78,4 @@ def test_only_tcp_connections_of_native_code_are_taken_for_those_of_groups() -> 
         each.close()
     for fd in native:
         os.close(fd)
+    del dead
