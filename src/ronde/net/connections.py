@@ -277,8 +277,10 @@ class _Opening:
         if len(attempt.inbox) < handshake.wanted:
             handshake.check_beginning(attempt.inbox)
             return
-        sock.sendall(handshake.advance(attempt.inbox))
+        answer = handshake.advance(attempt.inbox)
         attempt.inbox = b""
+        if answer:  # to send nothing fails, too, if a peer that was complete first has left already
+            sock.sendall(answer)
         if handshake.wanted:
             return
         peer = _LABEL.unpack(handshake.peer_label)[0]
