@@ -190,7 +190,7 @@ def test_a_spare_of_a_program_that_does_not_continue_is_refused(launcher: Launch
 
 
 LEAVES = """\
-import os, sys, time
+import os, subprocess, sys, time
 from ronde.process.membership_channel import membership
 own = membership()
 own.announce_continues()
@@ -198,21 +198,36 @@ if own.number == 0 and os.environ["RANK"] == "1":
     while not os.path.exists("waits"):
         time.sleep(0.01)
     time.sleep(0.1)  # the agent reads that the other worker waits
+    if HOW == "leaves a process":
+        subprocess.Popen(["sleep", "60"])
+    if HOW == "has finished":
+        own.announce_completed()
     sys.exit(0)
 if own.number == 0:
     open("waits", "w").close()
-    own.await_place(0)
+    if own.await_place_or_end() is None:
+        time.sleep(1)  # the last commit goes to the disk
 own.announce_completed()
 """
 
 
-def test_a_worker_that_ends_in_the_training_lets_the_others_go_on(launcher: Launcher) -> None:
+@pytest.mark.parametrize("how", ["", "leaves a process"])
+def test_a_worker_that_ends_in_the_training_lets_the_others_go_on(launcher: Launcher, how: str) -> None:
     job = Job(launcher)
-    (job.folder / "script.py").write_text(LEAVES)
+    (job.folder / "script.py").write_text(f"HOW = {how!r}\n{LEAVES}")
     job.start("-n", "2", "--min-np", "1", "--max-restarts", "1")
     code, err = job.end()
     assert code == 0, err
     assert "1 worker goes on in place (round 1)" in err
+
+
+def test_no_round_follows_when_all_ranks_have_finished_and_one_still_saves(launcher: Launcher) -> None:
+    job = Job(launcher)
+    (job.folder / "script.py").write_text(f"HOW = 'has finished'\n{LEAVES}")
+    job.start("-n", "2", "--min-np", "1", "--max-restarts", "1")
+    code, err = job.end()
+    assert code == 0, err
+    assert "round 1" not in err
 
 
 def test_two_deaths_at_once(launcher: Launcher) -> None:

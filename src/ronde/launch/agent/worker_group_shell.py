@@ -415,9 +415,9 @@ class WorkerGroupShell:
         worker = self._group.workers[rank]
         if worker.was_killed_late and not worker.signum:
             self._screen.tell(f"{worker.describe()}; all ranks had finished their training")
-        if (
-            worker.has_succeeded
-        ):  # in a training of the others, which may wait for a place since it has left them
+        if returncode == 0 and not worker.has_completed:
+            # In a training of the others, which may wait for a place since it has left them. Processes that it has left
+            # behind make no difference.
             self._listener.note_world_left()
         if blames_peer:
             self._find_replaced()
