@@ -119,6 +119,8 @@ class Generations:
                 f"uuid {uuid} was already used by this process: every generation needs a new one"
             )
         ordered = list(handles) if isinstance(handles, Sequence) else sorted(handles)
+        if strange := [each for each in ordered if not isinstance(each, str)]:
+            raise _no_handle(strange[0])
         records = [_record(handle) for handle in ordered]
         if len(set(ordered)) < len(ordered):
             raise ReconfigureError("two of the handles are the same: every member has one place")
@@ -243,8 +245,12 @@ def _record(handle: str) -> RankRecord:
             return record
     except VersionError:
         raise
-    except (ProtocolError, UsageError, AttributeError):
+    except (ProtocolError, UsageError):
         pass
-    raise ReconfigureError(
-        f"{str(handle)[:100]!r} is not a handle that get_reconfigure_handle() has returned"
+    raise _no_handle(handle)
+
+
+def _no_handle(found: object) -> ReconfigureError:
+    return ReconfigureError(
+        f"{str(found)[:100]!r} is not a handle that get_reconfigure_handle() has returned"
     )
