@@ -156,8 +156,8 @@ class GradientBoostingRegressor(RegressorMixin, GradientBoosting):
         """Fit the model; return it.
 
         Args:
-            X: Shape (rows, features), an array or a data frame, in which NaN is a missing value; or the path of Parquet
-                files, a Spark data frame, or what `ronde.comqueue.read` returns.
+            X: Shape (rows, features), an array, a sparse matrix or a data frame, in which NaN is a missing value; or
+                the path of Parquet files, a Spark data frame, or what `ronde.comqueue.read` returns.
             y: The targets, shape (rows,); or the name of a column of X.
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
             X_val: Rows in memory that do not grow trees, and by whose loss or score the fit ends early, shape
@@ -316,7 +316,8 @@ class GradientBoostingClassifier(ClassifierMixin, GradientBoosting):
         """Fit the model; return it.
 
         Args:
-            X: As of `GradientBoostingRegressor.fit`.
+            X: Shape (rows, features), an array, a sparse matrix or a data frame, in which NaN is a missing value; or
+                the path of Parquet files, a Spark data frame, or what `ronde.comqueue.read` returns.
             y: The classes, shape (rows,): numbers or texts; or the name of a column of X, with numbers.
             sample_weight: Shape (rows,), not negative (None: 1 for each row); or the name of a column of X.
             X_val: Rows in memory that do not grow trees, and by whose loss or score the fit ends early, shape

@@ -190,7 +190,7 @@ def reconfigure(
     group: RondeGroup | None = None,
     timeout: timedelta | None = None,
 ) -> None:
-    """Give the group new members, and return when they are connected. Only these members call it.
+    """Give the group new members, and return when this one is connected to all others. Only these members call it.
 
     Pending operations of the old generation raise a PeerError. Other groups, and memory, stay as they are.
 
